@@ -1,0 +1,1 @@
+"""The techniques: one a file, all behind one contract (`baselines.technique`)."""

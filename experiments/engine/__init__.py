@@ -1,0 +1,1 @@
+"""Protocol, scoring, tuning, tracking, statistics and reports."""

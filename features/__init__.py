@@ -1,0 +1,1 @@
+"""What a training run looks like as numbers, and where runs come from."""
