@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.preprocessing import LabelEncoder
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from baselines.technique import Verdicts
@@ -37,6 +38,7 @@ class EncodedClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X, y):
         """Fit on X (n × d, NaN allowed) and y (n labels of any type)."""
         X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", dtype=np.float32)
+        check_classification_targets(y)
         self.encoder_ = LabelEncoder().fit(y)
         self.classes_ = self.encoder_.classes_
         self.estimator_ = None
@@ -54,7 +56,8 @@ class EncodedClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X):
         """The most probable class of each row."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(axis=1)]
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,16 @@ class Entry:
     parameters: dict = field(default_factory=dict)
 
 
-REGISTRY: dict[str, Entry] = {}
+REGISTRY: dict[str, Entry] = {
+    "dummy": Entry("baselines.simple", "StratifiedDummy"),
+    "logistic": Entry("baselines.simple", "Logistic"),
+    "knn": Entry("baselines.simple", "NearestNeighbours"),
+    "forest": Entry("baselines.simple", "Forest"),
+    "xgboost-flat": Entry("baselines.boosting", "Boosting", {"learner": "xgboost", "structure": "flat"}),
+    "xgboost": Entry("baselines.boosting", "Boosting", {"learner": "xgboost", "structure": "hierarchical"}),
+    "lightgbm-flat": Entry("baselines.boosting", "Boosting", {"learner": "lightgbm", "structure": "flat"}),
+    "lightgbm": Entry("baselines.boosting", "Boosting", {"learner": "lightgbm", "structure": "hierarchical"}),
+}
 """Key on the command line → entry, in the order of the leaderboard's families."""
 
 

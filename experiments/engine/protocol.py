@@ -1,6 +1,5 @@
 """The splits: which runs a technique may learn from, and which it is judged on. The same for all."""
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

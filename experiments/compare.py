@@ -1,0 +1,182 @@
+"""The main job: every technique on the same runs, under the same splits, scored the same way.
+
+python experiments/compare.py                        # embedded bench, both architectures, all techniques
+python experiments/compare.py --technique xgboost-flat --technique forest --arch encoder
+python experiments/compare.py --bench runs.csv --map my_columns.yaml --split random
+"""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import joblib
+import typer
+from rich.console import Console
+
+from baselines.technique import REGISTRY
+from baselines.technique import technique as make_technique
+from experiments.engine import leaderboard as board_of
+from experiments.engine.cells import Cell
+from experiments.engine.leaderboard import Judged
+from experiments.engine.manifest import dumps, manifest
+from experiments.engine.parallel import run_cells
+from experiments.engine.protocol import outer_folds
+from experiments.engine.source import BenchSource, data_fingerprint
+from experiments.engine.tracking import track, tracking_uri
+from experiments.engine.tuning import Tuning, tunable
+from features.bench import BenchError, write_parquet
+from features.taxonomy import ARCHITECTURES
+
+Arch = StrEnum("Arch", {a: a for a in (*ARCHITECTURES, "both")})
+SplitRule = StrEnum("SplitRule", {"grouped": "grouped", "random": "random"})
+Survivors = StrEnum("Survivors", {"drop": "drop", "correct": "correct"})
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def compare(
+    bench: Annotated[Path | None, typer.Option(help="Table to use; default: the embedded bench.")] = None,
+    map: Annotated[str | None, typer.Option(help="Column map: a built-in name or a YAML/JSON file.")] = None,
+    arch: Annotated[Arch, typer.Option(help="Which architecture's runs.")] = Arch.both,
+    technique: Annotated[list[str] | None, typer.Option(help="Registry key; repeat for several. Default: all.")] = None,
+    level: Annotated[list[int] | None, typer.Option(help="Label levels to report; default: all.")] = None,
+    folds: Annotated[int, typer.Option(min=2)] = 5,
+    split: Annotated[
+        SplitRule, typer.Option(help="grouped by (model, task) pair, or random rows.")
+    ] = SplitRule.grouped,
+    seed: int = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="dask scheduler, such as tcp://host:8786.")] = None,
+    include_machine_columns: Annotated[bool, typer.Option(help="Let step time, memory and the like in.")] = False,
+    survivors: Annotated[Survivors, typer.Option(help="Surviving mutants of published tables.")] = Survivors.drop,
+    blocks: Annotated[int | None, typer.Option(help="Contiguous blocks as groups, for tables without run ids.")] = None,
+    trials: Annotated[int, typer.Option(min=0, help="Optuna trials per technique and outer fold; 0: untuned.")] = 0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds per study.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder for tables and verdicts.")] = Path("results"),
+    name: Annotated[str, typer.Option(help="Name of this comparison, in MLflow and on disk.")] = "comparison",
+    mlflow: Annotated[bool, typer.Option(help="Log to MLflow.")] = True,
+) -> None:
+    """Compare techniques and print, write and log the leaderboard."""
+    console = Console(width=100) if not Console().is_terminal else Console()
+    started = time.perf_counter()
+    workers = workers or joblib.cpu_count(only_physical_cores=False)
+    keys = _keys(technique)
+    tuning = Tuning(trials, timeout, seed=seed, storage=storage or _default_storage(results)) if trials else None
+    problems = []
+    for source in _sources(bench, map, arch, include_machine_columns, survivors, blocks):
+        problems += _compare_one(
+            source, keys, level, folds, split.value, seed, workers, scheduler, tuning, results, name, mlflow, console
+        )
+    console.print(f"[dim]{time.perf_counter() - started:.0f} s in all, {workers} workers.[/dim]")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _compare_one(
+    source, keys, levels, folds, split, seed, workers, scheduler, tuning, results, name, mlflow, console
+) -> list[str]:
+    """One bench: run, report, keep. Gives the failures."""
+    bench = source.load()
+    outer_folds(bench, folds, split, seed)  # refuse a bad split before any work
+    title = f"{bench.name}{f' ({bench.arch})' if bench.arch else ''}"
+    console.print(
+        f"\n[bold]{title}[/bold]: {len(bench)} runs, {bench.X.shape[1]} columns, {bench.pair.nunique()} pairs"
+    )
+    for note in bench.notes:
+        console.print(f"  [dim]{note}[/dim]")
+    reasons = {key: make_technique(key).unsupported(bench) for key in keys}
+    runnable = [key for key in keys if reasons[key] is None]
+    plans = [None] if tuning is None else [None, tuning]
+    cells = [
+        Cell(source, key, fold, folds, split, seed, plan)
+        for fold in range(folds)
+        for key in runnable
+        for plan in plans
+        if plan is None or tunable(make_technique(key))
+    ]
+    outcome = run_cells(cells, results / ".runs", workers, console, scheduler)
+    judged, failed = _collect(bench, outcome)
+    for key, reason in reasons.items():
+        if reason:
+            console.print(f"  not run: {reason}")
+    for message in failed:
+        console.print(f"  [red]failed:[/red] {message}")
+    if not judged:
+        return failed
+    board = board_of.leaderboard(judged, seed=seed)
+    if levels:
+        board = board[board["level"].isin(levels)]
+    cost = board_of.costs(judged)
+    seconds = cost.assign(total=cost.filter(like="seconds").sum(axis=1)).groupby("technique")["total"].sum()
+    board_of.show(board, seconds, f"{title}: F1 with 95 % interval by pair; alarms = share of correct runs", console)
+    settings = {"folds": folds, "split": split, "seed": seed, "trials": tuning.trials if tuning else 0}
+    record = manifest([bench], [data_fingerprint(bench)], **settings)
+    _write(results / name / (bench.arch or bench.name), judged, board, cost, record)
+    if mlflow:
+        before = time.perf_counter()
+        track(judged, board, record, name)
+        console.print(f"  logged to {tracking_uri()} in {time.perf_counter() - before:.1f} s")
+    return failed
+
+
+def _collect(bench, outcome) -> tuple[list[Judged], list[str]]:
+    by_entry: dict[tuple[str, bool], list] = {}
+    for result in outcome:
+        by_entry.setdefault((result.cell.technique, result.cell.tuning is not None), []).append(result)
+    judged, failed = [], []
+    for (key, tuned), results in by_entry.items():
+        errors = [r for r in results if r.error]
+        failed += [f"{key}, fold {r.cell.fold}: {r.error}" for r in errors]
+        if not errors:
+            judged.append(Judged(key, make_technique(key), bench, results, tuned))
+    return judged, failed
+
+
+def _write(folder: Path, judged, board, cost, record) -> None:
+    """Tables for people and machines. Costs and the manifest apart: all other files repeat byte for byte."""
+    board_of.write_text(folder / "leaderboard.csv", board.to_csv(index=False, float_format="%.6f"))
+    board_of.write_text(folder / "leaderboard.md", board_of.markdown(board))
+    board_of.write_text(folder / "classes.csv", board_of.class_scores(judged).to_csv(index=False, float_format="%.6f"))
+    board_of.write_text(folder / "costs.csv", cost.to_csv(index=False, float_format="%.3f"))
+    board_of.write_text(folder / "manifest.json", dumps(record))
+    for entry in judged:
+        suffix = "-tuned" if entry.tuned else ""
+        write_parquet(entry.table, folder / "verdicts" / f"{entry.key}{suffix}.parquet")
+
+
+def _sources(bench, map, arch, include_machine_columns, survivors, blocks) -> list[BenchSource]:
+    options = {"include_machine_columns": include_machine_columns, "survivors": survivors.value, "blocks": blocks}
+    chosen = ARCHITECTURES if arch == Arch.both else (arch.value,)
+    if bench is None:
+        return [BenchSource(arch=a, **options) for a in chosen]
+    return [BenchSource(str(bench), map, None if arch == Arch.both else arch.value, **options)]
+
+
+def _keys(chosen: list[str] | None) -> list[str]:
+    for key in chosen or ():
+        if key not in REGISTRY:
+            raise BenchError(f"no technique {key!r}; known: {', '.join(REGISTRY)}")
+    return chosen or list(REGISTRY)
+
+
+def _default_storage(results: Path) -> str:
+    results.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{results / '.runs' / 'optuna.db'}"
+
+
+def main() -> None:
+    """Run the command; wrong input ends with one line and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except BenchError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

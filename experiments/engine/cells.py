@@ -1,0 +1,170 @@
+"""One cell of a comparison: one technique on one outer fold, computed once and kept as an atomic folder.
+
+A cell's folder is named by a hash of all that decides its verdicts: technique and parameters, data, fold, seed,
+tuning, and the source of the packages that compute it. A killed comparison, started again, runs only the cells
+whose folder isn't there; a folder appears by rename, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import time
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+from threadpoolctl import threadpool_limits
+
+from baselines.technique import Technique, technique
+from experiments.engine.protocol import Fold, Split, outer_folds
+from experiments.engine.source import BenchSource, data_fingerprint
+from experiments.engine.tuning import Tuning, tune
+from features.bench import Bench
+
+ROOT = Path(__file__).resolve().parents[2]
+_CODE = ("baselines/**/*.py", "features/*.py", "experiments/engine/cells.py", "experiments/engine/protocol.py")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What to compute. `technique` is a registry key; `tuning` is None for published or default parameters."""
+
+    source: BenchSource
+    technique: str
+    fold: int
+    n_folds: int = 5
+    split: Split = "grouped"
+    seed: int = 0
+    tuning: Tuning | None = None
+
+    def estimator(self) -> Technique:
+        """The unfitted technique with this comparison's seed."""
+        estimator = technique(self.technique)
+        return estimator.set_params(seed=self.seed) if "seed" in estimator.get_params() else estimator
+
+    def outer_fold(self, bench: Bench) -> Fold:
+        """The fold of this cell."""
+        return _folds(self.source, self.n_folds, self.split, self.seed)[self.fold]
+
+    def identity(self) -> dict:
+        """Everything that decides the verdicts, as JSON."""
+        bench = self.source.load()
+        fold = self.outer_fold(bench)
+        return {
+            "technique": self.technique,
+            "parameters": {k: repr(v) for k, v in sorted(self.estimator().get_params().items())},
+            "data": _fingerprint(self.source),
+            "train": _digest(list(map(str, fold.train))),
+            "test": _digest(list(map(str, fold.test))),
+            "seed": self.seed,
+            "tuning": None if self.tuning is None else self.tuning.identity(),
+            "code": code_revision(),
+        }
+
+    def folder(self, store: Path) -> Path:
+        """Where the result lies once it is computed."""
+        return store / f"{self.technique}-{self.fold}-{_digest(self.identity())}"
+
+
+@dataclass(frozen=True, eq=False)
+class CellResult:
+    """What a cell gave: verdicts of the fold's test runs (None if it failed), parameters, cost."""
+
+    cell: Cell
+    verdicts: pd.DataFrame | None
+    parameters: dict
+    cost: dict
+    error: str | None = None
+
+
+def run_cell(cell: Cell, store: Path) -> CellResult:
+    """Compute a cell and keep it, or read it back. A technique's exception becomes the result's `error`, not kept."""
+    folder = cell.folder(store)
+    if folder.exists():
+        return read_cell(cell, folder)
+    bench = cell.source.load()
+    fold = cell.outer_fold(bench)
+    try:
+        with warnings.catch_warnings(), threadpool_limits(1):
+            warnings.simplefilter("ignore")
+            verdicts, parameters, cost = _judge(cell, bench, fold, store)
+    except Exception as error:  # one broken technique must not cost the others their results
+        return CellResult(cell, None, {}, {}, f"{type(error).__name__}: {error}")
+    _keep(folder, cell, verdicts, parameters, cost)
+    return read_cell(cell, folder)
+
+
+def read_cell(cell: Cell, folder: Path) -> CellResult:
+    """Read a kept cell."""
+    return CellResult(
+        cell,
+        pd.read_parquet(folder / "verdicts.parquet"),
+        json.loads((folder / "parameters.json").read_text()),
+        json.loads((folder / "cost.json").read_text()),
+    )
+
+
+@cache
+def code_revision() -> str:
+    """Hash of the sources that decide verdicts: an edit, committed or not, makes cells of old code void."""
+    digest = hashlib.sha256()
+    for path in sorted({p for pattern in _CODE for p in ROOT.glob(pattern)}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _judge(cell: Cell, bench: Bench, fold: Fold, store: Path) -> tuple[pd.DataFrame, dict, dict]:
+    train, test = bench.take(fold.train), bench.take(fold.test)
+    started = time.perf_counter()
+    estimator, parameters = cell.estimator(), {}
+    if cell.tuning is not None:
+        parameters = tune(cell.technique, estimator, train, cell.tuning, label=f"fold {cell.fold}")
+        estimator.set_params(**parameters)
+    tuned = time.perf_counter()
+    estimator.fit(train)
+    fitted = time.perf_counter()
+    verdicts = estimator.predict(test).table
+    predicted = time.perf_counter()
+    if not verdicts.index.equals(test.runs):
+        raise ValueError("verdicts don't cover the runs asked for, in their order")
+    cost = {
+        "seconds_tune": tuned - started,
+        "seconds_fit": fitted - tuned,
+        "seconds_predict": predicted - fitted,
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    return verdicts, parameters, cost
+
+
+def _keep(folder: Path, cell: Cell, verdicts: pd.DataFrame, parameters: dict, cost: dict) -> None:
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    verdicts.to_parquet(temporary / "verdicts.parquet")
+    (temporary / "parameters.json").write_text(json.dumps(parameters, indent=1, sort_keys=True))
+    (temporary / "cost.json").write_text(json.dumps(cost, indent=1))
+    (temporary / "cell.json").write_text(json.dumps(cell.identity(), indent=1))
+    try:
+        os.rename(temporary, folder)
+    except OSError:  # another process finished the same cell first
+        shutil.rmtree(temporary)
+
+
+@cache
+def _folds(source: BenchSource, n_folds: int, split: Split, seed: int) -> list[Fold]:
+    return outer_folds(source.load(), n_folds, split, seed)
+
+
+@cache
+def _fingerprint(source: BenchSource) -> str:
+    return data_fingerprint(source.load())
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,181 @@
+"""From verdicts to tables: the leaderboard, per fold and per class, as CSV, Markdown and on the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+from sklearn.metrics import roc_auc_score
+
+from baselines.technique import Technique, Verdicts
+from experiments.engine.cells import CellResult
+from experiments.engine.scoring import PROTOCOLS, class_table, confusion, false_alarm_rate, score
+from experiments.engine.statistics import interval
+from features.bench import Bench
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """One technique's verdicts on all outer folds of one bench."""
+
+    key: str
+    estimator: Technique
+    bench: Bench
+    results: list[CellResult]
+    tuned: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in the leaderboard."""
+        return self.estimator.name + (", tuned" if self.tuned else "")
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Verdicts of every judged run, in the bench's order, with its fold."""
+        table = pd.concat([r.verdicts.assign(fold=r.cell.fold) for r in self.results])
+        return table.loc[self.bench.runs[self.bench.runs.isin(table.index)]]
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The levels that both the technique and the bench have."""
+        return tuple(level for level in self.estimator.levels if level in self.bench.levels)
+
+    def confusion(self, level: int, protocol: str, fold: int | None = None):
+        """Counts at a level under a protocol, over all folds or one."""
+        table = self.table
+        if fold is not None:
+            table = table[table["fold"] == fold]
+        path = Verdicts(table).path()
+        return confusion(
+            self.bench.labels.loc[table.index], path, table, self.bench.pair.loc[table.index], level, protocol
+        )
+
+
+def leaderboard(judged: list[Judged], n_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
+    """One row per technique × protocol × level: pooled F1, precision, recall, interval, mean and sd over folds."""
+    rows = []
+    for entry in judged:
+        table = entry.table
+        labels = entry.bench.labels.loc[table.index]
+        path = Verdicts(table).path()
+        auroc = roc_auc_score(labels["faulty"], table["score"]) if labels["faulty"].nunique() > 1 else np.nan
+        for level in entry.levels:
+            for protocol in PROTOCOLS:
+                counts = entry.confusion(level, protocol)
+                low, high = interval(counts, n_resamples=n_resamples, seed=seed)
+                per_fold = fold_scores(entry, level, protocol)["f1"]
+                rows.append(
+                    {
+                        "bench": entry.bench.name,
+                        "arch": entry.bench.arch or "",
+                        "technique": entry.name,
+                        "key": entry.key,
+                        "family": entry.estimator.family,
+                        "level": level,
+                        "protocol": protocol,
+                        **score(counts),
+                        "low": low,
+                        "high": high,
+                        "fold_mean": per_fold.mean(),
+                        "fold_sd": per_fold.std(ddof=1),
+                        "classes": int(counts.scored.sum()),
+                        "runs": len(table),
+                        "accuracy": float((labels["faulty"] == path["faulty"]).mean()) if level == 1 else np.nan,
+                        "auroc": float(auroc) if level == 1 else np.nan,
+                        "false_alarm_rate": false_alarm_rate(labels, path) if level == 1 else np.nan,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def fold_scores(entry: Judged, level: int, protocol: str) -> pd.DataFrame:
+    """F1, precision and recall on each outer fold by itself."""
+    folds = sorted(entry.table["fold"].unique())
+    return pd.DataFrame([{"fold": f, **score(entry.confusion(level, protocol, f))} for f in folds]).set_index("fold")
+
+
+def class_scores(judged: list[Judged]) -> pd.DataFrame:
+    """Per class tables of all techniques, levels and protocols, stacked."""
+    parts = [
+        class_table(entry.confusion(level, protocol))
+        .reset_index()
+        .assign(arch=entry.bench.arch or "", technique=entry.name, level=level, protocol=protocol)
+        for entry in judged
+        for level in entry.levels
+        for protocol in PROTOCOLS
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def costs(judged: list[Judged]) -> pd.DataFrame:
+    """Seconds and peak memory per technique and fold, as measured when the cell was computed."""
+    return pd.DataFrame(
+        {"arch": entry.bench.arch or "", "technique": entry.name, "fold": r.cell.fold, **r.cost}
+        for entry in judged
+        for r in entry.results
+    )
+
+
+def show(board: pd.DataFrame, seconds: pd.Series, title: str, console: Console) -> None:
+    """Print one bench's leaderboard, best `path` score first within 100 columns."""
+    table = Table(title=title, title_justify="left", padding=(0, 1), expand=False)
+    table.add_column("technique", no_wrap=True)
+    levels = sorted(board["level"].unique())
+    for level in levels:
+        table.add_column(f"path L{level}", justify="right", no_wrap=True)
+    for level in levels:
+        table.add_column(f"paper L{level}", justify="right")
+    for column in ("alarms", "s"):
+        table.add_column(column, justify="right")
+    for technique in order(board):
+        rows = board[board["technique"] == technique].set_index(["protocol", "level"])
+        cells = [_with_interval(rows.loc[("path", n)]) if ("path", n) in rows.index else "–" for n in levels]
+        cells += [f"{rows.loc[('paper', n), 'f1']:.3f}" if ("paper", n) in rows.index else "–" for n in levels]
+        alarms = rows.loc[("path", 1), "false_alarm_rate"]
+        table.add_row(technique, *cells, f"{alarms:.2f}", f"{seconds.get(technique, float('nan')):.1f}")
+    console.print(table)
+
+
+def order(board: pd.DataFrame) -> list[str]:
+    """Techniques by what they deliver: deepest level served first, then `path` F1 at that level."""
+    path = board[board["protocol"] == "path"]
+    deepest = path.loc[path.groupby("technique", sort=False)["level"].idxmax()]
+    return deepest.sort_values(["level", "f1"], ascending=False, kind="stable")["technique"].tolist()
+
+
+def markdown(board: pd.DataFrame) -> str:
+    """The leaderboard as a Markdown table, one row per technique, `path` with intervals beside `paper`."""
+    levels = sorted(board["level"].unique())
+    head = ["Technique", *(f"path L{n}" for n in levels), *(f"paper L{n}" for n in levels), "False alarms"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for technique in order(board):
+        rows = board[board["technique"] == technique].set_index(["protocol", "level"])
+        cells = [technique]
+        cells += [_with_interval(rows.loc[("path", n)]) if ("path", n) in rows.index else "–" for n in levels]
+        cells += [f"{rows.loc[('paper', n), 'f1']:.3f}" if ("paper", n) in rows.index else "–" for n in levels]
+        cells.append(f"{rows.loc[('path', 1), 'false_alarm_rate']:.3f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write by temporary name and rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _with_interval(row: pd.Series) -> str:
+    if not np.isfinite(row["low"]):
+        return f"{row['f1']:.3f}"
+    return f"{row['f1']:.3f} {_short(row['low'])}–{_short(row['high'])}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")

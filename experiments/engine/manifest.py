@@ -1,0 +1,49 @@
+"""What a result was made from: command, versions, data, seed, git revision."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from experiments.engine.cells import ROOT, code_revision
+from features.bench import Bench
+
+PACKAGES = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "torch", "optuna", "shap", "mlflow")
+
+
+def git_revision() -> str:
+    """The checked-out commit, with "+changes" if the tree differs from it; "unknown" outside a checkout."""
+    try:
+        run = lambda *command: subprocess.run(  # noqa: E731
+            ["git", *command], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        return run("rev-parse", "HEAD") + ("+changes" if run("status", "--porcelain", "--", "*.py") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def manifest(benches: list[Bench], fingerprints: list[str], **settings) -> dict:
+    """Command line, settings, data fingerprints, versions and revision, JSON-able."""
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "settings": settings,
+        "benches": [
+            {"name": b.name, "arch": b.arch, "runs": len(b), "columns": b.X.shape[1], "fingerprint": f}
+            for b, f in zip(benches, fingerprints, strict=True)
+        ],
+        "git": git_revision(),
+        "code": code_revision(),
+        "python": platform.python_version(),
+        "packages": {p: version(p) for p in PACKAGES},
+        "machine": {"cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()},
+    }
+
+
+def dumps(value: dict) -> str:
+    """Stable JSON text."""
+    return json.dumps(value, indent=1, sort_keys=True, default=str) + "\n"

@@ -1,0 +1,55 @@
+"""Where a comparison's runs come from: a small description that any worker can load by itself."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from features.readers import read_bench
+
+from features.bench import Bench
+from features.taxonomy import Architecture
+
+
+@dataclass(frozen=True)
+class BenchSource:
+    """A bench by description. `path` None is the embedded bench of `arch`; `mapping` names a column map."""
+
+    path: str | None = None
+    mapping: str | None = None
+    arch: Architecture | None = None
+    include_machine_columns: bool = False
+    survivors: str = "drop"
+    blocks: int | None = None
+
+    def load(self) -> Bench:
+        """Read the bench (once a process). Raises BenchError on bad input."""
+        return _load(self)
+
+
+@lru_cache(maxsize=4)
+def _load(source: BenchSource) -> Bench:
+    if source.path is None:
+        path, mapping = Bench.embedded_path(source.arch), None
+    else:
+        path, mapping = Path(source.path), source.mapping
+    return read_bench(
+        path,
+        mapping=mapping,
+        arch=source.arch,
+        include_machine_columns=source.include_machine_columns,
+        survivors=source.survivors,
+        blocks=source.blocks,
+    )
+
+
+def data_fingerprint(bench: Bench) -> str:
+    """The bench's fingerprint, with that of its log where it has one: 16 or 33 characters."""
+    if bench.log is None:
+        return bench.fingerprint()
+    hashed = pd.util.hash_pandas_object(bench.log, index=False).to_numpy()
+    return f"{bench.fingerprint()}+{hashlib.sha256(np.ascontiguousarray(hashed).tobytes()).hexdigest()[:16]}"
