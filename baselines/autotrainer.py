@@ -12,16 +12,11 @@ tool without the defects that make it fire on healthy or miss broken short runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
-import numpy as np
 import pandas as pd
 
+from baselines.autotrainer_judgement import Variant, judge, log_symptoms, phase_symptoms
 from baselines.rules import Form, Reading, Rule, RuleTechnique, approximated, exact, unobservable
 from baselines.series import RunLog, RunPhases
-
-Variant = Literal["code", "paper", "guarded"]
 
 REPAIRS: dict[str, tuple[str, ...]] = {
     "dying_relu": ("SELU activation", "batch normalisation", "another initialiser", "leaky ReLU"),
@@ -190,8 +185,8 @@ class AutoTrainer(RuleTechnique):
 
     def readings(self, series: RunLog | RunPhases) -> list[Reading]:
         """What each rule saw at the first check that found a problem."""
-        symptoms = _log_symptoms(series, self) if isinstance(series, RunLog) else _phase_symptoms(series, self)
-        return _judge(symptoms, self)
+        symptoms = log_symptoms(series, self) if isinstance(series, RunLog) else phase_symptoms(series, self)
+        return judge(symptoms, self)
 
     def search_space(self, trial) -> dict:
         """Thresholds around the published ones."""
