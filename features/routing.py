@@ -3,8 +3,8 @@
 Rules are data, tried in order on the column's stem (the text before the first "__"). They cover our own schema
 (`features.schema`), the tables published with DEFault++ (Zenodo 20481557) and those of DEFault (ICSE 2025).
 
->>> routing = route(["ffn_output_norm__layer_early_mean__epoch_mean__phase_slope", "peak_memory__epoch_std__phase_slope",
-...                  "epoch__epoch__phase_slope", "mystery"])
+>>> routing = route(["ffn_output_norm__final_layer_value__epoch_mean__phase_slope",
+...                  "peak_memory__epoch_std__phase_slope", "epoch__epoch__phase_slope", "mystery"])
 >>> routing.group.tolist()[:2], routing.machine
 (['ffn_output', 'training_dynamics'], ('peak_memory__epoch_std__phase_slope',))
 >>> routing.excluded, routing.unrouted
