@@ -119,7 +119,7 @@ class Forest(Technique):
     reference = "Breiman, Machine Learning 2001"
 
     def __init__(
-        self, n_estimators: int = 200, max_features: float | str = "sqrt", min_samples_leaf: int = 1, seed: int = 0
+        self, n_estimators: int = 100, max_features: float | str = "sqrt", min_samples_leaf: int = 1, seed: int = 0
     ):
         self.n_estimators = n_estimators
         self.max_features = max_features
