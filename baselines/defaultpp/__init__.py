@@ -1,0 +1,1 @@
+"""DEFault++: hierarchical diagnosis over feature groups and the fault propagation graph."""
