@@ -6,6 +6,7 @@ Source: the tool's public code (branch Stable-Master) for `code`, Table I of Zha
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -212,7 +213,7 @@ def _adjacent_falls(a: list[float]) -> list[tuple[float, int]]:
         if len(kept) > 1 and (a[kept[-1]] - a[kept[-2]]) * (a[i] - a[kept[-1]]) < 0:
             turns.append((a[kept[-1]], i))
         kept.append(i)
-    return [(top - bottom, seen) for (top, _), (bottom, seen) in zip(turns, turns[1:], strict=False) if top > bottom]
+    return [(top - bottom, seen) for (top, _), (bottom, seen) in pairwise(turns) if top > bottom]
 
 
 def _any_nonfinite(log: RunLog, metrics: tuple[str, ...]) -> np.ndarray:

@@ -194,7 +194,7 @@ class RuleTechnique(Technique):
         return pd.DataFrame(rows, columns=columns).set_index("rule")
 
     def firings(self, bench: Bench) -> pd.DataFrame:
-        """Every rule's first firing in every run, columns `FIRING_COLUMNS`, whatever its severity."""
+        """Every rule's first firing in every run, columns `FIRING_COLUMNS` and the tool's own, whatever severity."""
         return self._firings(self.series(bench))
 
     def _firings(self, series: RunLog | RunPhases) -> pd.DataFrame:
@@ -233,8 +233,9 @@ class RuleTechnique(Technique):
         return severity.isin(SEVERITIES[SEVERITIES.index(self.min_severity) :])
 
     def _evidence(self, firings: pd.DataFrame) -> dict:
+        columns = [c for c in firings.columns if c != "run"]
         rows = [
-            {c: plain(v) for c, v in zip(FIRING_COLUMNS[1:], row, strict=True) if not (c == "layer" and v == -1)}
-            for row in firings.loc[:, list(FIRING_COLUMNS[1:])].itertuples(index=False)
+            {c: plain(v) for c, v in zip(columns, row, strict=True) if not (c == "layer" and v == -1)}
+            for row in firings[columns].itertuples(index=False)
         ]
         return {"rules": rows, **self.advice(firings)}

@@ -25,7 +25,8 @@ PHASES = tuple(p for p in PHASE_STATISTICS if p != "phase_slope")
 ALIASES: dict[str, tuple[str, ...]] = {
     "val_accuracy": ("val_val_accuracy",),
     "val_loss": ("val_val_loss", "val_eval_loss"),
-    "val_perplexity": ("val_eval_perplexity",),
+    # Validation loss rises and falls with perplexity, and only that is asked of it.
+    "val_perplexity": ("val_eval_perplexity", "val_val_loss", "val_loss", "val_eval_loss"),
     "train_accuracy": ("accuracy",),
     "learning_rate": ("train_learning_rate",),
     "grad_zero_share": ("grad_zero_ratio",),
