@@ -66,7 +66,8 @@ class _ColumnTransformer(TransformerMixin, BaseEstimator):
         values = self._apply(self._values(X, reset=False))[:, self.kept_]
         dtypes = X.dtypes if isinstance(X, pd.DataFrame) else [X.dtype if hasattr(X, "dtype") else np.float64]
         if len(dtypes) and all(d == np.float32 for d in dtypes):
-            values = values.astype(np.float32)
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float32)
         if isinstance(X, pd.DataFrame):
             return pd.DataFrame(values, index=X.index, columns=X.columns[self.kept_])
         return values
