@@ -1,0 +1,243 @@
+"""Forward hooks that keep what a model computes on its way: one `Trace` per forward pass.
+
+Attention weights are taken where they arise, whatever attention function is in force: at the softmax, or, where
+a fused kernel runs, from the arguments that this kernel receives. So a fault in masks, scaling or head layout is
+measured as the model computes it. Nothing is copied and nothing is changed; a trace holds references.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from features.measure.discover import Anatomy, Layer
+
+
+@dataclass
+class LayerTrace:
+    """What one layer saw and gave in one forward pass; None where nothing was seen.
+
+    `stream_in`, `stream_out` (B, T, D): the layer's input and output. `query`, `key`, `value` (B, T, width).
+    `context` (B, T, H * head size): what the output projection of attention receives. `norm_in`, `norm_out`: the
+    normalisations in the order of their calls. `pre_norm`: the first of them ran before attention.
+    """
+
+    stream_in: Tensor | None = None
+    stream_out: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    context: Tensor | None = None
+    pre_activation: Tensor | None = None
+    activation: Tensor | None = None
+    ffn_out: Tensor | None = None
+    norm_in: list[Tensor] = field(default_factory=list)
+    norm_out: list[Tensor] = field(default_factory=list)
+    pre_norm: bool = False
+    entered_attention: bool = False
+    softmax: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(scores, weights) of every softmax inside attention."""
+    fused: list[dict] = field(default_factory=list)
+    """Arguments and output of every scaled_dot_product_attention inside attention."""
+
+
+@dataclass
+class Trace:
+    """What one forward pass of the whole model computed, layers in the order of their calls."""
+
+    layers: list[LayerTrace] = field(default_factory=list)
+    embedded: Tensor | None = None
+    in_attention: bool = False
+
+
+class Capture:
+    """Hooks on the parts of a model. They do nothing until `trace` is set, and fill it from then on."""
+
+    def __init__(self, anatomy: Anatomy):
+        self.anatomy = anatomy
+        self.trace: Trace | None = None
+
+    def attach(self) -> None:
+        """Register the hooks."""
+        self._handles = []
+        for layer in self.anatomy.layers:
+            self._hook_layer(layer)
+        if self.anatomy.token_embedding is not None:
+            self._after(self.anatomy.token_embedding, self._embedded)
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    @contextmanager
+    def tracing(self, trace: Trace):
+        """Fill `trace` from the forward passes inside."""
+        outer, self.trace = self.trace, trace
+        restore = intercept_attention(self)
+        try:
+            yield trace
+        finally:
+            restore()
+            self.trace = outer
+
+    def _before(self, module: nn.Module, hook) -> None:
+        def run(module, args, kwargs):
+            if self.trace is not None:
+                hook(args[0] if args else next(iter(kwargs.values()), None))
+
+        self._handles.append(module.register_forward_pre_hook(run, with_kwargs=True))
+
+    def _after(self, module: nn.Module, hook, always: bool = False) -> None:
+        def run(module, args, output):
+            if self.trace is not None:
+                hook(args[0] if args else None, output)
+
+        self._handles.append(module.register_forward_hook(run, always_call=always))
+
+    def _hook_layer(self, layer: Layer) -> None:
+        self._before(layer.module, self._enter_layer)
+        self._after(layer.module, self._leave_layer)
+        self._before(layer.attention, self._enter_attention)
+        self._after(layer.attention, self._leave_attention, always=True)
+        if len(layer.qkv) == 3:
+            for name, module in zip(("query", "key", "value"), layer.qkv, strict=True):
+                self._after(module, self._keep_output(name))
+        elif layer.qkv:
+            self._after(layer.qkv[0], self._split_fused)
+        else:
+            self._before(layer.attention, self._project(layer.attention))
+        self._before(layer.attention_out, self._keep_input("context"))
+        self._after(layer.ffn_in, self._keep_output("pre_activation"))
+        self._after(layer.ffn_out, self._leave_ffn)
+        for norm in layer.norms:
+            self._after(norm, self._normed)
+
+    @property
+    def _layer(self) -> LayerTrace:
+        if not self.trace.layers:
+            self.trace.layers.append(LayerTrace())
+        return self.trace.layers[-1]
+
+    def _enter_layer(self, x):
+        self.trace.layers.append(LayerTrace(stream_in=x))
+
+    def _leave_layer(self, x, output):
+        self._layer.stream_out = output[0] if isinstance(output, tuple) else output
+
+    def _enter_attention(self, x):
+        self.trace.in_attention = True
+        self._layer.entered_attention = True
+
+    def _leave_attention(self, x, output):
+        self.trace.in_attention = False
+
+    def _keep_output(self, name):
+        return lambda x, output: setattr(self._layer, name, output)
+
+    def _keep_input(self, name):
+        return lambda x: setattr(self._layer, name, x)
+
+    def _split_fused(self, x, output):
+        self._layer.query, self._layer.key, self._layer.value = output.chunk(3, dim=-1)
+
+    def _project(self, attention: nn.MultiheadAttention):
+        def project(x):
+            with torch.no_grad():
+                joint = functional.linear(x, attention.in_proj_weight, attention.in_proj_bias)
+            self._split_fused(x, joint)
+
+        return project
+
+    def _leave_ffn(self, x, output):
+        self._layer.activation, self._layer.ffn_out = x, output
+
+    def _normed(self, x, output):
+        layer = self._layer
+        layer.pre_norm = layer.pre_norm or not layer.entered_attention
+        layer.norm_in.append(x)
+        layer.norm_out.append(output)
+
+    def _embedded(self, x, output):
+        if self.trace.embedded is None:
+            self.trace.embedded = output
+
+
+def intercept_attention(capture: Capture):
+    """Wrap the softmax and the fused attention kernel now in force; returns a function that puts them back.
+
+    The wrappers call what they wrap with the same arguments and note inputs and outputs of calls made inside the
+    attention of a traced layer.
+    """
+    kernel, method, function = functional.scaled_dot_product_attention, Tensor.softmax, torch.softmax
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+    def inside() -> bool:
+        return capture.trace is not None and capture.trace.in_attention
+
+    def fused(*args, **kwargs):
+        output = kernel(*args, **kwargs)
+        if inside():
+            call = dict(zip(names, args, strict=False)) | kwargs
+            capture._layer.fused.append(call | {"output": output})
+        return output
+
+    def noting(original):
+        def softmax(input, *args, **kwargs):
+            output = original(input, *args, **kwargs)
+            if inside():
+                capture._layer.softmax.append((input, output))
+            return output
+
+        return softmax
+
+    functional.scaled_dot_product_attention = fused
+    Tensor.softmax, torch.softmax = noting(method), noting(function)
+
+    def restore():
+        functional.scaled_dot_product_attention = kernel
+        Tensor.softmax, torch.softmax = method, function
+
+    return restore
+
+
+def attention_of(layer: LayerTrace, rows: int) -> tuple[Tensor, Tensor] | None:
+    """(scores, weights), both (rows, H, T, S), of the first `rows` examples; None if neither was seen.
+
+    Several softmax calls over slices of the queries are joined. The weights are those before dropout.
+    """
+    batch = layer.stream_in.shape[0]
+    if layer.softmax:
+        scores, weights = (_joined([c[i] for c in layer.softmax], layer.stream_in.shape, rows) for i in (0, 1))
+        return None if scores is None else (scores, weights)
+    if layer.fused and layer.fused[-1]["query"].shape[0] == batch:
+        return _from_kernel(layer.fused[-1], rows)
+    return None
+
+
+def _joined(parts: list[Tensor], shape: tuple[int, ...], rows: int) -> Tensor | None:
+    batch, length = shape[:2]
+    parts = [p.reshape(batch, -1, *p.shape[-2:])[:rows] if p.ndim == 3 else p[:rows] for p in parts]
+    if parts[-1].ndim != 4:
+        return None
+    if parts[-1].shape[-2] == length:
+        return parts[-1].detach()
+    return torch.cat(parts, dim=-2).detach() if sum(p.shape[-2] for p in parts) == length else None
+
+
+def _from_kernel(call: dict, rows: int) -> tuple[Tensor, Tensor]:
+    q, k = call["query"][:rows].detach().float(), call["key"][:rows].detach().float()
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scale = call.get("scale")
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    mask = call.get("attn_mask")
+    if call.get("is_causal"):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        mask = mask[:rows] if mask.ndim == 4 and mask.shape[0] > 1 else mask
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores, scores.softmax(-1)

@@ -1,0 +1,360 @@
+"""Recorder: attach to a model, train as always, take the run's log and vector away."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from features.measure import aggregate
+from features.measure.capture import Capture, Trace
+from features.measure.discover import dissect
+from features.measure.layers import gain_norms, layer_metrics, select_tokens, token_positions
+from features.measure.outputs import Validation, output_metrics, perplexity, predictions
+from features.measure.parameters import StepMeter, WeightMeter
+from features.measure.probe import Probe, logits_of
+from features.schema import LOG_COLUMNS, metrics
+from features.taxonomy import Architecture
+
+PROBE_EVERY = 8
+"""Probe forwards run at the first measured step of an epoch and at every so manieth after it."""
+VOLATILITY_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a reader of the numbers must know about how they came about."""
+
+    arch: Architecture
+    layers: int
+    epochs: int
+    steps: int
+    measured_steps: int
+    attention: str
+    not_measured: dict[str, str]
+    """Metric → reason."""
+    nonfinite: dict[str, int]
+    """Metric → number of measured values that were NaN or infinite."""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.arch}, {self.layers} layers; {self.measured_steps} of {self.steps} steps measured in "
+            f"{self.epochs} epochs; attention: {self.attention}",
+            *(f"not measured: {name} ({why})" for name, why in self.not_measured.items()),
+            *(f"not finite: {name} ({count} values)" for name, count in self.nonfinite.items()),
+            *self.notes,
+        ]
+        return "\n".join(lines)
+
+
+@dataclass
+class _Epoch:
+    """One epoch: series by metric as (steps, values), and single figures by metric (scalar or per layer)."""
+
+    series: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    figures: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Recorder:
+    """Measures a training run as a context manager around the training loop.
+
+    Parameters
+    ----------
+    model : the module that is trained; `model(**batch)` must run it.
+    every : measure every so manieth step in full; loss and accuracy are kept of all steps.
+    probe : batch (dict of tensors with `input_ids`, and `labels` for the probe gradients) for measurements that need
+        forwards of their own; the first training batch where None.
+    arch : "encoder" or "decoder" where the model's own modules should not decide.
+
+    Attributes (inside and after the context): `arch`; `anatomy`, the parts found.
+    Raises UnsupportedModel on entering the context if a part isn't found.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 1,
+        probe: dict[str, Tensor] | None = None,
+        arch: Architecture | None = None,
+    ):
+        self.model = model
+        self.every = every
+        self.probe = probe
+        self._asked_arch = arch
+
+    def __enter__(self) -> Recorder:
+        self.anatomy = dissect(self.model, self._asked_arch)
+        self.arch: Architecture = self.anatomy.arch
+        self._capture = Capture(self.anatomy)
+        self._meter, self._weights = StepMeter(self.anatomy), WeightMeter(self.anatomy)
+        self._probe = None if self.probe is None else Probe(self._capture, self.probe)
+        self._epochs: list[_Epoch] = []
+        self._pending: dict[str, list[tuple[int, Tensor]]] = {}
+        self._norms: deque[Tensor] = deque(maxlen=VOLATILITY_STEPS)
+        self._validation = Validation()
+        self._step = self._measured = self._measured_in_epoch = self._depth = 0
+        self._lr = float("nan")
+        self._sources: set[str] = set()
+        self._clear()
+        self._capture.attach()
+        self._probing = False
+        self._handles = [
+            self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            self.model.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exception) -> None:
+        try:
+            if self._pending and exception[0] is None:
+                self.epoch()
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            self._capture.detach()
+
+    def step(self, loss: Tensor | float | None = None, batch: dict | None = None, optimizer=None) -> None:
+        """Take in one optimiser step: call it after `optimizer.step()` and before the gradients are cleared.
+
+        `loss` and `batch` default to what the forward pass showed; of `optimizer` the learning rate is read.
+        """
+        ended = time.perf_counter()
+        with torch.no_grad():
+            loss = self._seen_loss() if loss is None else loss
+            if loss is not None:
+                self._note("step_loss", torch.as_tensor(loss).detach().float())
+            if optimizer is not None:
+                self._lr = float(optimizer.param_groups[0]["lr"])
+            inputs = self._inputs if batch is None else batch
+            self._outputs(inputs)
+            if self._trace is not None:
+                self._note("step_time", torch.tensor(ended - self._started))
+                self._note("peak_memory", torch.tensor(_peak_memory(self.model)))
+                self._measure(inputs)
+        self._step += 1
+        self._clear()
+
+    def epoch(
+        self,
+        val_loss: float | None = None,
+        val_accuracy: float | None = None,
+        val_perplexity: float | None = None,
+        val_ece: float | None = None,
+    ) -> None:
+        """Close an epoch. Figures not given are taken from evaluation forwards seen since the last call, if any."""
+        given = {
+            "val_loss": val_loss,
+            "val_accuracy": val_accuracy,
+            "val_perplexity": val_perplexity,
+            "val_ece": val_ece,
+        }
+        figures = self._validation.figures(self.arch) | {k: float(v) for k, v in given.items() if v is not None}
+        if self.arch == "decoder" and "val_loss" in figures and val_perplexity is None:
+            figures["val_perplexity"] = perplexity(figures["val_loss"])
+        series = {name: _settle(values) for name, values in self._pending.items()}
+        for name, of_steps in (("train_loss", "step_loss"), ("train_accuracy", "step_accuracy")):
+            if of_steps in series:
+                figures[name] = series[of_steps][1].mean()
+        losses = [series["step_loss"][1]] if "step_loss" in series else []
+        losses += [np.atleast_1d(figures["val_loss"])] if "val_loss" in figures else []
+        figures["loss_nonfinite"] = float(not all(np.isfinite(x).all() for x in losses))
+        figures["learning_rate"] = self._lr
+        found = self._weights.epoch()
+        if self._probe is not None:
+            found |= self._quietly(self._probe.epoch)
+        figures |= {name: value.float().cpu().numpy() for name, value in found.items()}
+        self._epochs.append(_Epoch(series, {k: np.asarray(v, dtype=np.float64) for k, v in figures.items()}))
+        self._pending, self._measured_in_epoch, self._validation = {}, 0, Validation()
+        self._clear()
+
+    def vector(self) -> pd.Series:
+        """The run as one row: float32, index `features.schema.columns(arch)`, NaN where nothing was measured."""
+        epochs = []
+        for epoch in self._epochs:
+            named = {name: values for name, (_, values) in epoch.series.items()}
+            if "step_loss" in named:
+                named["train_loss"] = named.pop("step_loss")
+            figures = {k: float(v) for k, v in epoch.figures.items() if k.startswith("val_")}
+            epochs.append(named | figures)
+        return aggregate.vector(epochs, self.arch)
+
+    def log(self, run: str | None = None) -> pd.DataFrame:
+        """The long log with the columns of `LOG_COLUMNS` (without `run`, unless an id is given).
+
+        Step rows hold every vector metric that is measured per step, and `step_loss` (of which the vector's
+        `train_loss` is made) and `step_accuracy`; epoch rows (step -1) hold the rest.
+        """
+        parts = []
+        for number, epoch in enumerate(self._epochs):
+            for name, (steps, values) in epoch.series.items():
+                parts.append(_rows(number, steps, name, values, layered=values.ndim == 2))
+            for name, value in epoch.figures.items():
+                parts.append(_rows(number, np.array([-1]), name, np.atleast_1d(value)[None], layered=value.ndim == 1))
+        columns = [c for c in LOG_COLUMNS if c != "run"]
+        joined = [np.concatenate([p[i] for p in parts]) if parts else np.array([]) for i in range(len(columns))]
+        table = pd.DataFrame(dict(zip(columns, joined, strict=True)))
+        if run is not None:
+            table.insert(0, "run", run)
+        return table
+
+    def report(self) -> Report:
+        """What was measured how, and what was not and why."""
+        seen = {name for e in self._epochs for name in (*e.series, *e.figures)}
+        missing = {m.name: self._why_missing(m.name) for m in metrics(self.arch) if m.name not in seen}
+        nonfinite: dict[str, int] = {}
+        for epoch in self._epochs:
+            for name, values in [*((n, v) for n, (_, v) in epoch.series.items()), *epoch.figures.items()]:
+                count = int((~np.isfinite(values)).sum())
+                if count:
+                    nonfinite[name] = nonfinite.get(name, 0) + count
+        return Report(
+            arch=self.arch,
+            layers=self._depth,
+            epochs=len(self._epochs),
+            steps=self._step,
+            measured_steps=self._measured,
+            attention="; ".join(sorted(self._sources)) or "not seen",
+            not_measured=missing,
+            nonfinite=nonfinite,
+        )
+
+    def _clear(self) -> None:
+        self._trace: Trace | None = None
+        self._tracing = None
+        self._inputs: dict = {}
+        self._losses: list[Tensor] = []
+        self._logits: Tensor | None = None
+        self._started: float | None = None
+
+    def _note(self, name: str, value: Tensor) -> None:
+        self._pending.setdefault(name, []).append((self._step, value))
+
+    def _before_forward(self, module, args, kwargs) -> None:
+        if self._probing or not (self.model.training and torch.is_grad_enabled()):
+            return
+        if self._started is None:
+            self._started = time.perf_counter()
+        if self._step % self.every == 0:
+            if not self._meter.taken:
+                self._meter.before()
+            self._tracing = self._capture.tracing(Trace())
+            self._trace = self._tracing.__enter__()
+
+    def _after_forward(self, module, args, kwargs, output) -> None:
+        if self._tracing is not None:
+            self._tracing.__exit__(None, None, None)
+            self._tracing = None
+        if self._probing or output is None:
+            return
+        logits, loss = logits_of(output), output.get("loss") if isinstance(output, dict) else None
+        if self.model.training and torch.is_grad_enabled():
+            self._inputs, self._logits = kwargs, logits
+            if loss is not None:
+                self._losses.append(loss.detach())
+            if self._probe is None and "input_ids" in kwargs:
+                self._probe = Probe(self._capture, kwargs)
+        elif kwargs.get("labels") is not None:
+            self._validation.add(loss, logits, kwargs["labels"], self.arch)
+
+    def _seen_loss(self) -> Tensor | None:
+        """The loss of the forwards since the last step: their mean, or their sum where each is already a share."""
+        if not self._losses:
+            return None
+        together = torch.stack(self._losses)
+        return together.sum() if self._inputs.get("num_items_in_batch") is not None else together.mean()
+
+    def _outputs(self, inputs: dict) -> None:
+        if self._logits is None:
+            return
+        predicted, targets = predictions(self._logits, inputs.get("labels"), self.arch)
+        if targets is not None and len(targets):
+            self._note("step_accuracy", (predicted.argmax(-1) == targets).float().mean())
+        if self._trace is not None:
+            self._note_all(output_metrics(predicted))
+
+    def _note_all(self, found: dict[str, Tensor]) -> None:
+        for name, value in found.items():
+            self._note(name, value)
+
+    def _measure(self, inputs: dict) -> None:
+        trace = self._trace
+        self._depth = len(trace.layers)
+        real, padded = _real_tokens(trace, inputs)
+        self._sources |= {_source(layer) for layer in trace.layers}
+        found = layer_metrics(trace, real, self.arch, padded)
+        found["layernorm_gamma_norm"] = gain_norms(self.anatomy, self._depth)
+        if trace.embedded is not None:
+            tokens = select_tokens(trace.embedded, token_positions(real))
+            found["embedding_norm"] = torch.linalg.vector_norm(tokens, dim=-1).mean()
+            found["embedding_token_variance"] = tokens.var(0, correction=0).mean()
+        found |= self._meter.after()
+        if "grad_norm_total" in found:
+            self._norms.append(found["grad_norm_total"])
+            if len(self._norms) > 1:
+                recent = torch.stack(list(self._norms))
+                found["grad_norm_volatility"] = recent.var(correction=0) / recent.mean().square()
+        if self._probe is not None and self._measured_in_epoch % PROBE_EVERY == 0:
+            found |= self._quietly(self._probe.step)
+        self._note_all(found)
+        self._measured += 1
+        self._measured_in_epoch += 1
+
+    def _quietly(self, measure):
+        self._probing = True
+        try:
+            return measure()
+        finally:
+            self._probing = False
+
+    def _why_missing(self, name: str) -> str:
+        reasons = {} if self._probe is None else self._probe.reasons
+        if name in reasons:
+            return reasons[name]
+        if name.startswith("val_"):
+            return "no evaluation forward was seen and no figure was given to epoch()"
+        if name == "attention_padding_mass":
+            return "the batches carry no attention_mask"
+        if not self._measured:
+            return "no training forward was seen before step()"
+        return "the model computed nothing that it could be read from"
+
+
+def _real_tokens(trace: Trace, inputs: dict) -> tuple[Tensor, bool]:
+    """(B, T) bool of the tokens that are not padding, and whether the batch said so."""
+    shape = trace.layers[0].stream_in.shape[:2]
+    mask = inputs.get("attention_mask")
+    if mask is not None and mask.shape == shape:
+        return mask.bool(), True
+    return torch.ones(shape, dtype=torch.bool, device=trace.layers[0].stream_in.device), False
+
+
+def _source(layer) -> str:
+    if layer.softmax:
+        return "weights as the softmax gave them"
+    return "weights recomputed from the arguments of the fused kernel" if layer.fused else "not seen"
+
+
+def _settle(values: list[tuple[int, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    steps = np.array([step for step, _ in values])
+    return steps, torch.stack([v.detach() for _, v in values]).float().cpu().numpy().astype(np.float64)
+
+
+def _rows(epoch: int, steps: np.ndarray, name: str, values: np.ndarray, layered: bool) -> tuple[np.ndarray, ...]:
+    wide = values.shape[1] if values.ndim == 2 else 1
+    count = len(steps) * wide
+    layer = np.tile(np.arange(wide), len(steps)) if layered else np.full(count, -1)
+    return np.full(count, epoch), np.repeat(steps, wide), np.full(count, name, dtype=object), layer, values.ravel()
+
+
+def _peak_memory(model: nn.Module) -> float:
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
