@@ -226,7 +226,7 @@ class SignalDetector(RuleTechnique):
 
     def predict(self, bench: Bench) -> Verdicts:
         """Faulty where the detector fired for any signal."""
-        table = super().predict(bench).table
+        table = super().predict(bench).table.copy()
         cubes = [r.observed for r in self.readings(self.series(bench))]
         seen = np.nan_to_num(np.abs(np.concatenate(cubes, axis=1)), nan=0.0, posinf=1e9).max(axis=1)
         if self.detector == "spike":
