@@ -334,7 +334,7 @@ class DeepDiagnosis(RuleTechnique):
             # The mean must run over contiguous numbers, as over the list in the public code: it decides the rounding.
             part = np.ascontiguousarray(np.moveaxis(values[:, end - window + 1 : end + 1], 1, -1))
             centre = part.mean(axis=-1) if self.variant == "code" else part.min(axis=-1)
-            found[:, end] = part.max(axis=-1) - centre <= self.tolerance
+            found[:, end] = np.abs(part.max(axis=-1) - centre) <= self.tolerance
         return found
 
 

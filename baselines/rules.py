@@ -211,11 +211,12 @@ class RuleTechnique(Technique):
         firings = self._firings(series)
         counted = firings[self._counts(firings["severity"])]
         total = weighed["severity"].map(strength).sum()
-        weight = counted["severity"].map(strength).groupby(counted["run"]).sum().reindex(bench.runs, fill_value=0)
+        weight = counted["severity"].map(strength).astype(float).groupby(counted["run"]).sum()
+        weight = weight.reindex(bench.runs, fill_value=0.0)
         evidence = {run: self._evidence(part) for run, part in firings.groupby("run")}
         return Verdicts.build(
             bench.runs,
-            score=weight.to_numpy(dtype=float) / max(float(total), 1.0),
+            score=weight.to_numpy() / max(float(total), 1.0),
             faulty=weight.to_numpy() > 0,
             evidence=[evidence.get(run, {}) for run in bench.runs],
         )

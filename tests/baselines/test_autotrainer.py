@@ -1,4 +1,4 @@
-"""AutoTrainer: every rule on both sides of its threshold, the tool's defects in `code` and their absence in `guarded`."""
+"""AutoTrainer: every rule on both sides of its threshold; the tool's defects, kept in `code` and gone in `guarded`."""
 
 from __future__ import annotations
 
