@@ -24,9 +24,15 @@ from experiments.engine.leaderboard import Judged
 from experiments.engine.manifest import dumps, manifest
 from experiments.engine.parallel import run_cells
 from experiments.engine.protocol import outer_folds
+from experiments.engine.significance import (
+    comparisons,
+    critical_difference_figure,
+    level_matrix,
+    tied_with_best,
+)
 from experiments.engine.source import BenchSource, data_fingerprint
 from experiments.engine.tracking import track, tracking_uri
-from experiments.engine.tuning import Tuning, tunable
+from experiments.engine.tuning import Tuning, prepare_storage, tunable
 from features.bench import BenchError, write_parquet
 from features.taxonomy import ARCHITECTURES
 
@@ -45,9 +51,7 @@ def compare(
     technique: Annotated[list[str] | None, typer.Option(help="Registry key; repeat for several. Default: all.")] = None,
     level: Annotated[list[int] | None, typer.Option(help="Label levels to report; default: all.")] = None,
     folds: Annotated[int, typer.Option(min=2)] = 5,
-    split: Annotated[
-        SplitRule, typer.Option(help="grouped by (model, task) pair, or random rows.")
-    ] = SplitRule.grouped,
+    split: Annotated[SplitRule, typer.Option(help="By (model, task) pair, or random rows.")] = SplitRule.grouped,
     seed: int = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
     scheduler: Annotated[str | None, typer.Option(help="dask scheduler, such as tcp://host:8786.")] = None,
@@ -67,6 +71,7 @@ def compare(
     workers = workers or joblib.cpu_count(only_physical_cores=False)
     keys = _keys(technique)
     tuning = Tuning(trials, timeout, seed=seed, storage=storage or _default_storage(results)) if trials else None
+    prepare_storage(tuning.storage if tuning else None)
     problems = []
     for source in _sources(bench, map, arch, include_machine_columns, survivors, blocks):
         problems += _compare_one(
@@ -101,9 +106,8 @@ def _compare_one(
     ]
     outcome = run_cells(cells, results / ".runs", workers, console, scheduler)
     judged, failed = _collect(bench, outcome)
-    for key, reason in reasons.items():
-        if reason:
-            console.print(f"  not run: {reason}")
+    for reason in filter(None, reasons.values()):
+        console.print(f"  not run: {reason}")
     for message in failed:
         console.print(f"  [red]failed:[/red] {message}")
     if not judged:
@@ -113,10 +117,12 @@ def _compare_one(
         board = board[board["level"].isin(levels)]
     cost = board_of.costs(judged)
     seconds = cost.assign(total=cost.filter(like="seconds").sum(axis=1)).groupby("technique")["total"].sum()
-    board_of.show(board, seconds, f"{title}: F1 with 95 % interval by pair; alarms = share of correct runs", console)
+    tests = comparisons(judged, seed)
+    board_of.show(board, seconds, tied_with_best(tests), f"{title}: F1 with 95 % interval over pairs", console)
+    console.print("  [dim]≈ not distinguishable from the best at 5 % (Holm); alarms: share of correct runs[/dim]")
     settings = {"folds": folds, "split": split, "seed": seed, "trials": tuning.trials if tuning else 0}
     record = manifest([bench], [data_fingerprint(bench)], **settings)
-    _write(results / name / (bench.arch or bench.name), judged, board, cost, record)
+    _write(results / name / (bench.arch or bench.name), judged, board, tests, cost, record)
     if mlflow:
         before = time.perf_counter()
         track(judged, board, record, name)
@@ -137,10 +143,16 @@ def _collect(bench, outcome) -> tuple[list[Judged], list[str]]:
     return judged, failed
 
 
-def _write(folder: Path, judged, board, cost, record) -> None:
+def _write(folder: Path, judged, board, tests, cost, record) -> None:
     """Tables for people and machines. Costs and the manifest apart: all other files repeat byte for byte."""
     board_of.write_text(folder / "leaderboard.csv", board.to_csv(index=False, float_format="%.6f"))
-    board_of.write_text(folder / "leaderboard.md", board_of.markdown(board))
+    board_of.write_text(folder / "leaderboard.md", board_of.markdown(board, tied_with_best(tests)))
+    board_of.write_text(folder / "comparisons.csv", tests.to_csv(index=False, float_format="%.6f"))
+    for level in sorted(board["level"].unique()):
+        matrix = level_matrix(judged, level)
+        if matrix.shape[1] > 2 and len(matrix) > 1:
+            figure = folder / "figures" / f"ranks_L{level}.svg"
+            critical_difference_figure(matrix, f"Level {level}, path F1", figure)
     board_of.write_text(folder / "classes.csv", board_of.class_scores(judged).to_csv(index=False, float_format="%.6f"))
     board_of.write_text(folder / "costs.csv", cost.to_csv(index=False, float_format="%.3f"))
     board_of.write_text(folder / "manifest.json", dumps(record))
@@ -165,7 +177,7 @@ def _keys(chosen: list[str] | None) -> list[str]:
 
 
 def _default_storage(results: Path) -> str:
-    results.mkdir(parents=True, exist_ok=True)
+    (results / ".runs").mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{results / '.runs' / 'optuna.db'}"
 
 

@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from baselines.technique import Technique, technique
 from experiments.engine.protocol import Fold, Split, outer_folds
 from experiments.engine.source import BenchSource, data_fingerprint
-from experiments.engine.tuning import Tuning, tune
+from experiments.engine.tuning import Tuned, Tuning, tune
 from features.bench import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,9 +78,14 @@ class CellResult:
 
     cell: Cell
     verdicts: pd.DataFrame | None
-    parameters: dict
+    tuned: Tuned | None
     cost: dict
     error: str | None = None
+
+    @property
+    def parameters(self) -> dict:
+        """What tuning set; empty if untuned."""
+        return self.tuned.parameters if self.tuned else {}
 
 
 def run_cell(cell: Cell, store: Path) -> CellResult:
@@ -93,21 +98,21 @@ def run_cell(cell: Cell, store: Path) -> CellResult:
     try:
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")
-            verdicts, parameters, cost = _judge(cell, bench, fold, store)
+            result = _judge(cell, bench, fold)
     except Exception as error:  # one broken technique must not cost the others their results
-        return CellResult(cell, None, {}, {}, f"{type(error).__name__}: {error}")
-    _keep(folder, cell, verdicts, parameters, cost)
+        return CellResult(cell, None, None, {}, f"{type(error).__name__}: {error}")
+    _keep(folder, result)
     return read_cell(cell, folder)
 
 
 def read_cell(cell: Cell, folder: Path) -> CellResult:
     """Read a kept cell."""
-    return CellResult(
-        cell,
-        pd.read_parquet(folder / "verdicts.parquet"),
-        json.loads((folder / "parameters.json").read_text()),
-        json.loads((folder / "cost.json").read_text()),
-    )
+    tuned = None
+    if cell.tuning is not None:
+        found = json.loads((folder / "tuned.json").read_text())
+        tuned = Tuned(found["parameters"], pd.read_csv(folder / "trials.csv"), found["importances"])
+    cost = json.loads((folder / "cost.json").read_text())
+    return CellResult(cell, pd.read_parquet(folder / "verdicts.parquet"), tuned, cost)
 
 
 @cache
@@ -119,13 +124,13 @@ def code_revision() -> str:
     return digest.hexdigest()[:12]
 
 
-def _judge(cell: Cell, bench: Bench, fold: Fold, store: Path) -> tuple[pd.DataFrame, dict, dict]:
+def _judge(cell: Cell, bench: Bench, fold: Fold) -> CellResult:
     train, test = bench.take(fold.train), bench.take(fold.test)
     started = time.perf_counter()
-    estimator, parameters = cell.estimator(), {}
+    estimator, found = cell.estimator(), None
     if cell.tuning is not None:
-        parameters = tune(cell.technique, estimator, train, cell.tuning, label=f"fold {cell.fold}")
-        estimator.set_params(**parameters)
+        found = tune(cell.technique, estimator, train, cell.tuning, label=f"{bench.arch} fold {cell.fold}")
+        estimator.set_params(**found.parameters)
     tuned = time.perf_counter()
     estimator.fit(train)
     fitted = time.perf_counter()
@@ -139,17 +144,20 @@ def _judge(cell: Cell, bench: Bench, fold: Fold, store: Path) -> tuple[pd.DataFr
         "seconds_predict": predicted - fitted,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    return verdicts, parameters, cost
+    return CellResult(cell, verdicts, found, cost)
 
 
-def _keep(folder: Path, cell: Cell, verdicts: pd.DataFrame, parameters: dict, cost: dict) -> None:
+def _keep(folder: Path, result: CellResult) -> None:
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    verdicts.to_parquet(temporary / "verdicts.parquet")
-    (temporary / "parameters.json").write_text(json.dumps(parameters, indent=1, sort_keys=True))
-    (temporary / "cost.json").write_text(json.dumps(cost, indent=1))
-    (temporary / "cell.json").write_text(json.dumps(cell.identity(), indent=1))
+    result.verdicts.to_parquet(temporary / "verdicts.parquet")
+    if result.tuned is not None:
+        found = {"parameters": result.tuned.parameters, "importances": result.tuned.importances}
+        (temporary / "tuned.json").write_text(json.dumps(found, indent=1, sort_keys=True))
+        result.tuned.trials.to_csv(temporary / "trials.csv", index=False)
+    (temporary / "cost.json").write_text(json.dumps(result.cost, indent=1))
+    (temporary / "cell.json").write_text(json.dumps(result.cell.identity(), indent=1))
     try:
         os.rename(temporary, folder)
     except OSError:  # another process finished the same cell first

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
@@ -121,23 +122,25 @@ def costs(judged: list[Judged]) -> pd.DataFrame:
     )
 
 
-def show(board: pd.DataFrame, seconds: pd.Series, title: str, console: Console) -> None:
-    """Print one bench's leaderboard, best `path` score first within 100 columns."""
-    table = Table(title=title, title_justify="left", padding=(0, 1), expand=False)
+def show(board: pd.DataFrame, seconds: pd.Series, tied: set[tuple[str, int]], title: str, console: Console) -> None:
+    """Print one bench's leaderboard, best `path` score first within 100 columns; ≈ marks a tie with the best."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column("technique", no_wrap=True)
     levels = sorted(board["level"].unique())
     for level in levels:
         table.add_column(f"path L{level}", justify="right", no_wrap=True)
-    for level in levels:
-        table.add_column(f"paper L{level}", justify="right")
-    for column in ("alarms", "s"):
-        table.add_column(column, justify="right")
+    table.add_column("paper " + " ".join(f"L{level}" for level in levels), justify="right", no_wrap=True)
+    # With one level there is room for accuracy, which papers on detection alone report.
+    extra = ["accuracy"] if levels == [1] else []
+    for column in (*extra, "alarms", "s"):
+        table.add_column(column, justify="right", no_wrap=True)
     for technique in order(board):
         rows = board[board["technique"] == technique].set_index(["protocol", "level"])
-        cells = [_with_interval(rows.loc[("path", n)]) if ("path", n) in rows.index else "–" for n in levels]
-        cells += [f"{rows.loc[('paper', n), 'f1']:.3f}" if ("paper", n) in rows.index else "–" for n in levels]
-        alarms = rows.loc[("path", 1), "false_alarm_rate"]
-        table.add_row(technique, *cells, f"{alarms:.2f}", f"{seconds.get(technique, float('nan')):.1f}")
+        path = [_path_cell(rows, n, (technique, n) in tied) for n in levels]
+        paper = " ".join(_paper_cell(rows, n).rjust(4) for n in levels)
+        accuracy = [f"{rows.loc[('path', 1), column]:.3f}" for column in extra]
+        alarms = _short(rows.loc[("path", 1), "false_alarm_rate"], 2)
+        table.add_row(technique, *path, paper, *accuracy, alarms, f"{seconds.get(technique, float('nan')):.0f}")
     console.print(table)
 
 
@@ -148,17 +151,16 @@ def order(board: pd.DataFrame) -> list[str]:
     return deepest.sort_values(["level", "f1"], ascending=False, kind="stable")["technique"].tolist()
 
 
-def markdown(board: pd.DataFrame) -> str:
-    """The leaderboard as a Markdown table, one row per technique, `path` with intervals beside `paper`."""
+def markdown(board: pd.DataFrame, tied: set[tuple[str, int]] = frozenset()) -> str:
+    """The leaderboard as Markdown: `path` with intervals beside `paper`; ≈ marks a tie with the best of the level."""
     levels = sorted(board["level"].unique())
     head = ["Technique", *(f"path L{n}" for n in levels), *(f"paper L{n}" for n in levels), "False alarms"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for technique in order(board):
         rows = board[board["technique"] == technique].set_index(["protocol", "level"])
-        cells = [technique]
-        cells += [_with_interval(rows.loc[("path", n)]) if ("path", n) in rows.index else "–" for n in levels]
-        cells += [f"{rows.loc[('paper', n), 'f1']:.3f}" if ("paper", n) in rows.index else "–" for n in levels]
-        cells.append(f"{rows.loc[('path', 1), 'false_alarm_rate']:.3f}")
+        cells = [technique, *(_path_cell(rows, n, (technique, n) in tied) for n in levels)]
+        cells += [_paper_cell(rows, n) for n in levels]
+        cells.append(_short(rows.loc[("path", 1), "false_alarm_rate"]))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -171,11 +173,18 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _with_interval(row: pd.Series) -> str:
-    if not np.isfinite(row["low"]):
-        return f"{row['f1']:.3f}"
-    return f"{row['f1']:.3f} {_short(row['low'])}–{_short(row['high'])}"
+def _path_cell(rows: pd.DataFrame, level: int, tied: bool) -> str:
+    if ("path", level) not in rows.index:
+        return "–"
+    row = rows.loc[("path", level)]
+    bounds = f" {_short(row['low'], 2)}–{_short(row['high'], 2)}" if np.isfinite(row["low"]) else ""
+    return _short(row["f1"]) + bounds + ("≈" if tied else " ")
 
 
-def _short(value: float) -> str:
-    return f"{value:.2f}".removeprefix("0")
+def _paper_cell(rows: pd.DataFrame, level: int) -> str:
+    return _short(rows.loc[("paper", level), "f1"]) if ("paper", level) in rows.index else "–"
+
+
+def _short(value: float, digits: int = 3) -> str:
+    """Without the leading zero: a hundred columns hold three levels with intervals."""
+    return f"{value:.{digits}f}".removeprefix("0") if value < 0.9995 else f"{value:.{digits - 1}f}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from features.readers import read_bench
 
 from features.bench import Bench
+from features.readers import read_bench
 from features.taxonomy import Architecture
 
 
@@ -33,13 +32,9 @@ class BenchSource:
 
 @lru_cache(maxsize=4)
 def _load(source: BenchSource) -> Bench:
-    if source.path is None:
-        path, mapping = Bench.embedded_path(source.arch), None
-    else:
-        path, mapping = Path(source.path), source.mapping
     return read_bench(
-        path,
-        mapping=mapping,
+        source.path,
+        mapping=source.mapping,
         arch=source.arch,
         include_machine_columns=source.include_machine_columns,
         survivors=source.survivors,

@@ -99,6 +99,13 @@ def _track_technique(client, experiment, parent, entry: Judged, board, common, f
             for (level, protocol), scores in per_fold.items()
             for column in ("f1", "precision", "recall")
         }
+        if result.tuned is not None:
+            importances = result.tuned.importances.items()
+            metrics |= {"inner_best": result.tuned.trials["value"].max()}
+            metrics |= {f"importance_{name}": share for name, share in importances}
+            with tempfile.TemporaryDirectory() as folder:
+                result.tuned.trials.to_csv(Path(folder, "trials.csv"), index=False)
+                client.log_artifacts(child, folder)
         _log(client, child, {**metrics, **result.cost}, {**entry.estimator.get_params(), **result.parameters})
         client.set_terminated(child)
     client.set_terminated(run)

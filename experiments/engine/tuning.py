@@ -7,8 +7,11 @@ test rows are not an argument of anything here.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import optuna
@@ -52,19 +55,28 @@ def objective_value(estimator: Technique, train: Bench, folds, report=None) -> f
     return value
 
 
-def tune(key: str, estimator: Technique, train: Bench, tuning: Tuning, label: str) -> dict:
-    """The best parameters found; empty if the technique has nothing to tune."""
-    if not tunable(estimator):
-        return {}
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What a study found. `trials`: one row per finished trial (number, value, state, seconds, one column per
+    parameter). `importances`: fANOVA share per parameter, empty where too few trials finished."""
+
+    parameters: dict
+    trials: pd.DataFrame
+    importances: dict[str, float]
+
+
+def tune(key: str, estimator: Technique, train: Bench, tuning: Tuning, label: str) -> Tuned:
+    """Search on `train` alone. The first trial is the defaults, so that tuning can't lose to them on inner folds."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folds = inner_folds(train, tuning.n_folds, tuning.seed)
     study = optuna.create_study(
-        study_name=f"{key} | {train.name} | {label} | {train.fingerprint()}",
+        study_name=f"{key} | {train.name} | {label} | {train.fingerprint()} | seed {tuning.seed}",
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
         storage=tuning.storage,
         load_if_exists=True,
     )
+    _bury_the_dead(study)
 
     def evaluate(trial: optuna.Trial) -> float:
         def report(step: int, value: float) -> None:
@@ -72,22 +84,65 @@ def tune(key: str, estimator: Technique, train: Bench, tuning: Tuning, label: st
             if step + 1 < len(folds) and trial.should_prune():
                 raise optuna.TrialPruned
 
+        trial.set_user_attr("process", _process())
         parameters = estimator.search_space(trial)
         trial.set_user_attr("parameters", parameters)
         return objective_value(clone(estimator).set_params(**parameters), train, folds, report)
 
     deadline = None if tuning.timeout is None else time.monotonic() + tuning.timeout
-    while (done := _finished(study)) < tuning.trials and (deadline is None or time.monotonic() < deadline):
-        if done == 0:
+    while (done := len(_finished(study))) < tuning.trials and (deadline is None or time.monotonic() < deadline):
+        running = len(study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]))
+        if done + running == 0:
             study.enqueue_trial(_defaults(estimator))
-        # Reseeded by what is finished, so that a killed study, resumed, draws what it would have drawn.
-        study.sampler = optuna.samplers.TPESampler(seed=tuning.seed + done)
+        # Reseeded by what is finished, so that a killed study, resumed, draws what it would have drawn; moved on by
+        # what others are running, so that several processes on one study don't draw the same point.
+        study.sampler = optuna.samplers.TPESampler(seed=tuning.seed + done + 10_000 * running)
         study.optimize(evaluate, n_trials=1)
-    return dict(study.best_trial.user_attrs["parameters"])
+    return Tuned(dict(study.best_trial.user_attrs["parameters"]), _history(study), _importances(study))
 
 
-def _finished(study: optuna.Study) -> int:
-    return sum(t.state.is_finished() for t in study.get_trials(deepcopy=False))
+def prepare_storage(url: str | None) -> None:
+    """Create the tables of an RDB storage once, before several processes open it."""
+    if url is not None:
+        optuna.storages.RDBStorage(url)
+
+
+def _finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    states = [optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED]
+    return study.get_trials(deepcopy=False, states=states)
+
+
+def _process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _bury_the_dead(study: optuna.Study) -> None:
+    """Mark trials as failed whose process, on this host, is gone (or is this one, which has none running yet)."""
+    for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+        host, _, pid = trial.user_attrs.get("process", "").rpartition(":")
+        gone = host == socket.gethostname() and (int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists())
+        if not host or gone:
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+
+def _history(study: optuna.Study) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "number": number,
+            "value": trial.value,
+            "state": trial.state.name.lower(),
+            **trial.user_attrs.get("parameters", trial.params),
+        }
+        for number, trial in enumerate(_finished(study))
+    )
+
+
+def _importances(study: optuna.Study) -> dict[str, float]:
+    complete = [t for t in _finished(study) if t.value is not None]
+    if len(complete) < 4 or len({t.value for t in complete}) < 2:
+        return {}
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    return {k: float(v) for k, v in optuna.importance.get_param_importances(study, evaluator=evaluator).items()}
 
 
 def tunable(estimator: Technique) -> bool:

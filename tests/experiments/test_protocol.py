@@ -24,7 +24,7 @@ def test_grouped_folds_share_no_pair(toy_bench):
 
 
 def test_too_few_pairs_is_said(toy_bench):
-    with pytest.raises(BenchError, match="6 .* pairs, too few for 7 folds; use --folds 6"):
+    with pytest.raises(BenchError, match=r"6 .* pairs, too few for 7 folds; use --folds 6"):
         outer_folds(toy_bench, 7)
 
 

@@ -87,7 +87,9 @@ cause = st.sampled_from([None, *CAUSES])
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(cause, st.sampled_from(CAUSES), st.booleans()), min_size=1, max_size=40), st.sampled_from([2, 3]))
+@given(
+    st.lists(st.tuples(cause, st.sampled_from(CAUSES), st.booleans()), min_size=1, max_size=40), st.sampled_from([2, 3])
+)
 def test_path_agrees_with_scikit_learn(rows, level):
     truth, guess, said = map(list, zip(*rows, strict=True))
     name = lambda c: "correct" if c is None else "/".join(c[: level - 1])  # noqa: E731
