@@ -86,7 +86,8 @@ class DEFault(Technique):
         faulty = bench.faulty.to_numpy(bool)
         if faulty.all() or not faulty.any():
             raise BenchError(f"bench {bench.name!r}: the training runs are all of one Level-1 class; use fewer folds")
-        recipe = RecipeForest(**{name: getattr(self, name) for name in RecipeForest().get_params()})
+        shared = RecipeForest().get_params().keys() & self.get_params().keys()
+        recipe = RecipeForest(**{name: getattr(self, name) for name in shared})
         detector = clone(recipe).fit(bench.X, faulty, bench.pair)
         self.features_ = list(bench.X.columns)
         self.model_ = HierarchicalModel(detector, *self._diagnosis(bench, recipe))

@@ -96,6 +96,8 @@ class RecipeForest(ClassifierMixin, BaseEstimator):
     balance : "undersample" draws every class down to the smallest, as the published tables were; "weights" weighs
         classes instead, "none" does neither.
     infinities : see `Cleaning`.
+    clean : False where X is cleaned already, as the published code does with all rows before it splits them; default
+        True, so that nothing is learnt from rows to be judged.
     n_estimators, max_depth, min_samples_split, min_samples_leaf, max_features : as in scikit-learn.
     random_state : as published, 42.
     n_jobs : processes of the grid search; the forests themselves use one thread.
@@ -108,6 +110,7 @@ class RecipeForest(ClassifierMixin, BaseEstimator):
         inner: Literal["grouped", "random"] = "grouped",
         balance: Literal["undersample", "weights", "none"] = "none",
         infinities: Literal["first", "as_published"] = "first",
+        clean: bool = True,
         n_estimators: int = 100,
         max_depth: int | None = None,
         min_samples_split: int = 2,
@@ -121,6 +124,7 @@ class RecipeForest(ClassifierMixin, BaseEstimator):
         self.inner = inner
         self.balance = balance
         self.infinities = infinities
+        self.clean = clean
         self.n_estimators = n_estimators
         self.max_depth = max_depth
         self.min_samples_split = min_samples_split
@@ -136,8 +140,8 @@ class RecipeForest(ClassifierMixin, BaseEstimator):
         if self.balance == "undersample":
             rows = undersampled(y, self.random_state)
             X, y, groups = X[rows], y[rows], None if groups is None else groups[rows]
-        self.cleaning_ = Cleaning(self.infinities).fit(X)
-        cleaned = self.cleaning_.transform(X)
+        self.cleaning_ = Cleaning(self.infinities).fit(X) if self.clean else None
+        cleaned = self._cleaned(X)
         weights = "balanced" if self.balance == "weights" else None
         ranking = RandomForestClassifier(N_RANKING_TREES, class_weight=weights, random_state=self.random_state)
         self.selected_ = np.argsort(ranking.fit(cleaned, y).feature_importances_)[::-1][: self.n_selected]
@@ -158,7 +162,7 @@ class RecipeForest(ClassifierMixin, BaseEstimator):
 
     def selected(self, X) -> np.ndarray:
         """What the forest sees of X: cleaned, `n_selected` columns in order of importance."""
-        return self.cleaning_.transform(X)[:, self.selected_]
+        return self._cleaned(X)[:, self.selected_]
 
     def predict(self, X) -> np.ndarray:
         """Labels of the rows of X."""
@@ -167,6 +171,9 @@ class RecipeForest(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X) -> np.ndarray:
         """Class probabilities, n × k in the order of `classes_`."""
         return self.forest_.predict_proba(self.selected(X))
+
+    def _cleaned(self, X) -> np.ndarray:
+        return np.asarray(X, dtype=float) if self.cleaning_ is None else self.cleaning_.transform(X)
 
     def _folds(self, y, groups):
         """The search's folds, fewer where rows or groups are few; None if nothing can be held out."""

@@ -19,7 +19,7 @@ from features.bench import Bench, BenchError
 from features.taxonomy import CORRECT
 
 
-def bench_of(n=240, n_columns=40, seed=0) -> Bench:
+def bench_of(n=160, n_columns=24, seed=0) -> Bench:
     """Three classes of make_classification: correct, ffn and output, the last two with two root causes each."""
     X, y = make_classification(n, n_columns, n_informative=10, n_classes=3, random_state=seed, class_sep=0.8)
     runs = pd.Index([f"run{i:03d}" for i in range(n)], name="run")
@@ -46,7 +46,7 @@ def broken_table(seed=0) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def halves():
     bench = bench_of()
-    return bench.take(np.arange(0, 240, 2)), bench.take(np.arange(1, 240, 2))
+    return bench.take(np.arange(0, 160, 2)), bench.take(np.arange(1, 160, 2))
 
 
 def direct(train_X, train_y, test_X, **forest):
