@@ -210,13 +210,13 @@ class RuleTechnique(Technique):
         weighed = observed[(observed["sight"] != "not observable") & self._counts(observed["severity"])]
         firings = self._firings(series)
         counted = firings[self._counts(firings["severity"])]
-        total = weighed["severity"].map(strength).sum()
+        total = sum(strength[s] for s in weighed["severity"])
         weight = counted["severity"].map(strength).astype(float).groupby(counted["run"]).sum()
         weight = weight.reindex(bench.runs, fill_value=0.0)
         evidence = {run: self._evidence(part) for run, part in firings.groupby("run")}
         return Verdicts.build(
             bench.runs,
-            score=weight.to_numpy() / max(float(total), 1.0),
+            score=weight.to_numpy() / max(total, 1),
             faulty=weight.to_numpy() > 0,
             evidence=[evidence.get(run, {}) for run in bench.runs],
         )

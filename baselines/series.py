@@ -64,7 +64,6 @@ class RunLog:
         codes, names = pd.factorize(bench.log["run"])
         row = bench.runs.get_indexer(pd.Index(names))[codes]
         table = bench.log.loc[:, ["epoch", "step", "metric", "layer", "value"]].assign(row=row)
-        table = table[row >= 0]
         epochs = np.zeros(len(bench), dtype=int)
         np.maximum.at(epochs, table["row"].to_numpy(), table["epoch"].to_numpy(dtype=int) + 1)
         rows = dict(iter(table.groupby("metric", observed=True)))

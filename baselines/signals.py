@@ -221,7 +221,9 @@ class SignalDetector(RuleTechnique):
             return [
                 Reading(f"zscore_{s}", np.abs(wide[:, i]) > self.z, wide[:, i], self.z) for i, s in enumerate(SIGNALS)
             ]
-        margin = -self.model_.decision_function(self._standard(table)) if len(table) else np.zeros(0)
+        margin = -self.model_.decision_function(self._standard(table))
+        # Trees cut an infinite value off no faster than the largest healthy one; it is an outlier all the same.
+        margin = np.where(np.isinf(table).any(axis=1), np.maximum(margin, 1.0), margin)
         return [_whole(self.detector, margin > 0, margin, 0.0)]
 
     def predict(self, bench: Bench) -> Verdicts:
