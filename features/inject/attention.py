@@ -47,23 +47,13 @@ class Call:
     on_scores: tuple[Callable[[Tensor], Tensor], ...] = ()
     on_weights: tuple[Callable[[Tensor], Tensor], ...] = ()
 
-    def heads(self, start: int, stop: int) -> Call:
-        """The same attention for some heads only."""
-        return self._cut(lambda t: t if t.shape[1] == 1 else t[:, start:stop], all_tensors=True)
-
     def queries(self, start: int, stop: int) -> Call:
         """The same attention for some query positions only."""
-        return self._cut(lambda t: t if t.shape[2] == 1 else t[:, :, start:stop], all_tensors=False)
 
-    def _cut(self, cut: Callable[[Tensor], Tensor], all_tensors: bool) -> Call:
-        return replace(
-            self,
-            query=cut(self.query),
-            key=cut(self.key) if all_tensors else self.key,
-            value=cut(self.value) if all_tensors else self.value,
-            mask=None if self.mask is None else cut(self.mask),
-            keep=None if self.keep is None else cut(self.keep),
-        )
+        def cut(tensor):
+            return tensor if tensor is None or tensor.shape[2] == 1 else tensor[:, :, start:stop]
+
+        return replace(self, query=self.query[:, :, start:stop], mask=cut(self.mask), keep=cut(self.keep))
 
 
 Result = tuple[Tensor, Tensor]
@@ -164,9 +154,9 @@ def _neo_attention(seam: _Seam, module: nn.Module) -> Callable:
         window = neo_visible(module.bias, query.shape[-2], key.shape[-2])
         mask = additive(window, torch.float32)
         if attention_mask is not None:
-            mask = (mask + attention_mask).clamp_min(torch.finfo(torch.float32).min)
+            mask = mask + attention_mask
         dropout = module.attn_dropout.p if module.training else 0.0
-        # GPT-Neo has no scaling and keeps the scores in single precision.
+        # GPT-Neo has no scaling, keeps the scores in single precision, and adds both masks: twice masked is -inf.
         call = Call(query.float(), key.float(), value, mask, 1.0, _keep(query, key, dropout), module.training)
         return seam.run(module, call)
 

@@ -28,7 +28,9 @@ def swap_rows(target: Target) -> None:
     """ESW: a share of the token embedding rows starts with each other's values, pair by pair."""
     rows = _rows(target)
     if len(rows) < 2:
-        raise InjectionError(f"ESW: a share of {target.value} of the vocabulary is not even one pair; take a larger share")
+        raise InjectionError(
+            f"ESW: a share of {target.value} of the vocabulary is not even one pair; take a larger share"
+        )
     rows = rows[: len(rows) - len(rows) % 2]
     weight = effective_weight(target.anatomy.tokens).clone()
     partner = rows.view(-1, 2).flip(1).flatten()
@@ -37,7 +39,7 @@ def swap_rows(target: Target) -> None:
 
 
 def scale_segments(target: Target) -> None:
-    """ESS: the segment (token-type) embeddings are multiplied; where there is one segment, that is a shift of all tokens."""
+    """ESS: the segment (token-type) embeddings are multiplied; with a single segment this shifts all tokens alike."""
     target.anatomy.segments.weight.mul_(target.value)
 
 

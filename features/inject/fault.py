@@ -75,7 +75,9 @@ class Fault:
             wanted = f"{op.parameter} in {op.values}" if op.parameter else "no parameter"
             raise InjectionError(f"{self.code} takes {wanted}, not {self.value!r}")
         if not (self.layers in LAYERS or (_indices(self.layers) and len(self.layers) > 0)):
-            raise InjectionError(f"{self.code}: layers must be one of {LAYERS} or a tuple of indices, not {self.layers!r}")
+            raise InjectionError(
+                f"{self.code}: layers must be one of {LAYERS} or a tuple of indices, not {self.layers!r}"
+            )
         if self.layers != "all" and not self.acts_by_layer:
             raise InjectionError(f"{self.code} does not act layer by layer: leave layers='all'")
 

@@ -20,11 +20,13 @@ ACCUMULATE = 8
 
 
 def slow_backend(target: Target) -> None:
-    """KSB: instead of the optimised backend, a loop over heads."""
+    """KSB: instead of the optimised backend's batched products, a loop over heads."""
 
     def one_head_at_a_time(inner, call):
-        parts = [inner(call.heads(h, h + 1)) for h in range(call.query.shape[1])]
-        return tuple(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+        def product(a, b):
+            return torch.cat([call.product(a[:, h : h + 1], b[:, h : h + 1]) for h in range(a.shape[1])], dim=1)
+
+        return inner(replace(call, product=product))
 
     wrap_attention(target.changes, target.model, target.layers, one_head_at_a_time, "one_head_at_a_time")
 

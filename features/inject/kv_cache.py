@@ -129,4 +129,3 @@ def leaked(target: Target) -> None:
 
 
 APPLY = {"CST": stale, "CDU": withheld, "COB": off_by_one, "CTR": truncated, "CLK": leaked}
-

@@ -71,14 +71,15 @@ def misaligned(target: Target) -> None:
 
 
 def future_visible(target: Target) -> None:
-    """MCB: every query sees that share of its future keys, the same ones at every step."""
+    """MCB: every query sees that share (rounded up) of its future keys, the same ones at every step."""
     longest = target.model.config.max_position_embeddings
     order = torch.rand(longest, longest, generator=target.dice())
 
     def rule(seen, module, batch, past):
         queries, keys = seen.shape[-2:]
         future = torch.ones(queries, keys, dtype=torch.bool).triu(diagonal=past + 1)
-        wanted = (target.value * future.sum(-1, keepdim=True)).ceil()
+        # Rounded up, so that a query with any future sees some of it; 0.3 · 10 must stay 3 in floating point.
+        wanted = (target.value * future.sum(-1, keepdim=True) - 1e-4).ceil()
         ranks = order[past : past + queries, :keys].masked_fill(~future, 2.0).argsort(-1).argsort(-1)
         leaked = (future & (ranks < wanted)).to(seen.device)
         return seen | leaked
@@ -92,4 +93,3 @@ def causal(target: Target) -> None:
 
 
 APPLY = {"MZM": all_visible, "MIM": inverted, "MRM": misaligned, "MCB": future_visible}
-

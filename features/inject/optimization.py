@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from features.inject.locate import NoEffectError
+from features.inject.locate import InjectionError, NoEffectError
 from features.inject.reversible import Changes
 
 
@@ -33,6 +33,8 @@ def step_with_decay(
     Raises NoEffectError if the optimizer decays all of them by that much already.
     """
     chosen = {id(p) for p in parameters}
+    if any("weight_decay" not in group for group in optimizer.param_groups):
+        raise InjectionError(f"{code}: {type(optimizer).__name__} has no weight_decay; use an optimizer that has one")
     now = {g["weight_decay"] for g in optimizer.param_groups if any(id(p) in chosen for p in g["params"])}
     if now <= {decay}:
         raise NoEffectError(
@@ -72,8 +74,8 @@ def _regroup_steps(changes: Changes, optimizer: torch.optim.Optimizer, regroup) 
     changes.callback(optimizer.register_step_post_hook(after).remove)
 
 
-def clip_at(changes: Changes, optimizer: torch.optim.Optimizer | None, model: nn.Module, max_norm: float) -> None:
-    """Clip the gradient norm of the model at `max_norm`, in place of whatever norm the training loop clips at.
+def clip_at(changes: Changes, optimizer: torch.optim.Optimizer, model: nn.Module, limit: float) -> None:
+    """Clip the gradient norm of the model at `limit`, in place of whatever norm the training loop clips at.
 
     The loop's own call of `torch.nn.utils.clip_grad_norm_` is answered with our norm if it concerns this model; where
     the loop does not clip, or imported the function beforehand, the gradients are clipped as the optimizer steps.
@@ -81,17 +83,16 @@ def clip_at(changes: Changes, optimizer: torch.optim.Optimizer | None, model: nn
     ours = {id(p) for p in model.parameters()}
     clip = torch.nn.utils.clip_grad_norm_
 
-    def clip_grad_norm_(parameters, norm, *args, **kwargs):
+    def clip_grad_norm_(parameters, max_norm, *args, **kwargs):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if any(id(p) in ours for p in parameters):
-            norm = max_norm
-        return clip(parameters, norm, *args, **kwargs)
+            max_norm = limit
+        return clip(parameters, max_norm, *args, **kwargs)
 
     changes.set(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
     changes.set(torch.nn.utils.clip_grad, "clip_grad_norm_", clip_grad_norm_)
-    if optimizer is not None:
 
-        def before(optimizer, args, kwargs):
-            clip([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+    def before(optimizer, args, kwargs):
+        clip([p for group in optimizer.param_groups for p in group["params"]], limit)
 
-        changes.callback(optimizer.register_step_pre_hook(before).remove)
+    changes.callback(optimizer.register_step_pre_hook(before).remove)

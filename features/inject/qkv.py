@@ -77,7 +77,8 @@ def tie(target: Target) -> None:
             for parameter, view in parameters:
                 here = rows.to(parameter.device)
                 view().copy_(view()[here].clone())
-                target.changes.callback(parameter.register_hook(_shared_gradient(view, here)).remove)
+                if parameter.requires_grad:
+                    target.changes.callback(parameter.register_hook(_shared_gradient(view, here)).remove)
 
 
 def _shared_gradient(view, rows: torch.Tensor):

@@ -14,10 +14,9 @@ from features.inject.target import Target
 def unscaled(target: Target) -> None:
     """SDS: scores are not divided by the root of the head size."""
     for layer in target.layers:
-        scaling = layer.attention.scaling * layer.head_size**0.5
-        if scaling == layer.attention.scaling:
-            raise NoEffectError(f"SDS: block {layer.index} has heads of size 1, dividing by the root changes nothing")
-        target.changes.set(layer.attention, "scaling", scaling)
+        if layer.head_size == 1 or not getattr(layer.attention, "scale_attn_weights", True):
+            raise NoEffectError(f"SDS: block {layer.index} does not divide its scores (or has heads of size 1)")
+        target.changes.set(layer.attention, "scaling", layer.attention.scaling * layer.head_size**0.5)
 
 
 def dropout(target: Target) -> None:
