@@ -154,11 +154,18 @@ def test_drop_missing_is_strict_at_its_threshold():
 
 
 def test_log_large_is_log1p_on_wide_columns_only():
-    X = pd.DataFrame({"ratio": [1.0, 1.0, 1500.0], "variance": [0.0, 1.0, 4000.0], "narrow": [1.0, 2.0, 900.0]})
+    X = pd.DataFrame(
+        {
+            "ratio": [1.0, 1.0, 1500.0],
+            "variance": [0.0, 1.0, 4000.0],
+            "narrow": [1.0, 2.0, 900.0],
+            "median_zero": [0.0, 0.0, 900.0],
+        }
+    )
     out = LogLarge().fit(X).transform(X)
     np.testing.assert_allclose(out["ratio"], np.log1p(X["ratio"]))
     np.testing.assert_allclose(out["variance"], np.log1p(X["variance"]))
-    assert out["narrow"].equals(X["narrow"])
+    assert out[["narrow", "median_zero"]].equals(X[["narrow", "median_zero"]])
 
 
 @given(hnp.arrays(float, (8, 1), elements=st.floats(-1e12, 1e12)))
