@@ -22,7 +22,8 @@ N_EXPLAINED = 5
 class DEFault(Technique):
     """DEFault's three levels on the bench's columns and labels.
 
-    The score is the first forest's probability of a fault. Evidence holds the two surest categories.
+    The score is the first forest's probability of a fault. Evidence holds the two surest categories with their forests'
+    probabilities.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ class DEFault(Technique):
         sure = categoriser.positive(X)
         order = np.argsort(-sure, axis=1, kind="stable")[:, :2]
         evidence = [
-            {"categories": {str(categoriser.classes_[k]): round(float(row[k]), 4) for k in best}}
+            {"categories": [[str(categoriser.classes_[k]), round(float(row[k]), 4)] for k in best]}
             for row, best in zip(sure, order, strict=True)
         ]
         if self.explain:
@@ -141,8 +142,8 @@ class DEFault(Technique):
         return evidence
 
 
-def _shap(forest: RecipeForest, X, names: list[str]) -> list[dict[str, float]]:
-    """For each row, the SHAP values (towards the forest's class) of the columns with the largest ones."""
+def _shap(forest: RecipeForest, X, names: list[str]) -> list[list]:
+    """For each row, columns and their SHAP values (towards the forest's class), the largest first."""
     if not len(X):
         return []
     import shap  # several seconds to import, and only explanations need it
@@ -151,4 +152,4 @@ def _shap(forest: RecipeForest, X, names: list[str]) -> list[dict[str, float]]:
     values = np.asarray(values)[..., list(forest.classes_).index(True)]
     columns = np.asarray(names, dtype=object)[forest.selected_]
     best = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :N_EXPLAINED]
-    return [{columns[k]: round(float(row[k]), 6) for k in top} for row, top in zip(values, best, strict=True)]
+    return [[[columns[k], round(float(row[k]), 6)] for k in top] for row, top in zip(values, best, strict=True)]
