@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 
 import lightgbm
 import xgboost
-from features.preparation import finite
 
 from baselines.hierarchy import EncodedClassifier, fit_flat, fit_hierarchical
 from baselines.technique import Technique, Verdicts
 from features.bench import Bench
+from features.preparation import finite
 
 _TITLE = {"xgboost": "XGBoost", "lightgbm": "LightGBM"}
 

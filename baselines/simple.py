@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from features.preparation import Preparation, finite
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -13,6 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from baselines.hierarchy import EncodedClassifier, fit_hierarchical
 from baselines.technique import Technique, Verdicts
 from features.bench import Bench
+from features.preparation import Preparation, finite
 
 
 class StratifiedDummy(Technique):
