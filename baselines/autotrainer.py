@@ -12,8 +12,6 @@ tool without the defects that make it fire on healthy or miss broken short runs.
 
 from __future__ import annotations
 
-import pandas as pd
-
 from baselines.autotrainer_judgement import Variant, judge, log_symptoms, phase_symptoms
 from baselines.rules import Form, Reading, Rule, RuleTechnique, approximated, exact, unobservable
 from baselines.series import RunLog, RunPhases
@@ -178,9 +176,9 @@ class AutoTrainer(RuleTechnique):
             ),
         )
 
-    def advice(self, firings: pd.DataFrame) -> dict:
+    def advice(self, fired: list[str]) -> dict:
         """The problem that the tool would name, and the repairs that it would try, in order."""
-        problem = min(firings["rule"], key=list(REPAIRS).index)
+        problem = min(fired, key=list(REPAIRS).index)
         return {"problem": problem, "repairs": list(REPAIRS[problem])}
 
     def readings(self, series: RunLog | RunPhases) -> list[Reading]:

@@ -170,8 +170,8 @@ class RuleTechnique(Technique):
         """What every observable rule saw in these runs."""
         raise NotImplementedError
 
-    def advice(self, firings: pd.DataFrame) -> dict:
-        """What else the tool says about a run with these firings, for the evidence."""
+    def advice(self, fired: list[str]) -> dict:
+        """What else the tool says about a run in which these rules fired, for the evidence."""
         return {}
 
     def series(self, bench: Bench) -> RunLog | RunPhases:
@@ -213,7 +213,7 @@ class RuleTechnique(Technique):
         total = sum(strength[s] for s in weighed["severity"])
         weight = counted["severity"].map(strength).astype(float).groupby(counted["run"]).sum()
         weight = weight.reindex(bench.runs, fill_value=0.0)
-        evidence = {run: self._evidence(part) for run, part in firings.groupby("run")}
+        evidence = self._evidence(firings)
         return Verdicts.build(
             bench.runs,
             score=weight.to_numpy() / max(total, 1),
@@ -233,10 +233,11 @@ class RuleTechnique(Technique):
     def _counts(self, severity: pd.Series) -> pd.Series:
         return severity.isin(SEVERITIES[SEVERITIES.index(self.min_severity) :])
 
-    def _evidence(self, firings: pd.DataFrame) -> dict:
+    def _evidence(self, firings: pd.DataFrame) -> dict[str, dict]:
+        """Run → the rules that fired in it and what follows. One pass over all firings: there may be thousands."""
         columns = [c for c in firings.columns if c != "run"]
-        rows = [
-            {c: plain(v) for c, v in zip(columns, row, strict=True) if not (c == "layer" and v == -1)}
-            for row in firings[columns].itertuples(index=False)
-        ]
-        return {"rules": rows, **self.advice(firings)}
+        rules: dict[str, list[dict]] = {}
+        for run, *values in firings[["run", *columns]].itertuples(index=False, name=None):
+            row = {c: plain(v) for c, v in zip(columns, values, strict=True) if not (c == "layer" and v == -1)}
+            rules.setdefault(run, []).append(row)
+        return {run: {"rules": rows, **self.advice([row["rule"] for row in rows])} for run, rows in rules.items()}

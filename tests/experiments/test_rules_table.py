@@ -37,7 +37,7 @@ def bench() -> Bench:
 
 
 def test_counts():
-    table = count_firings(bench(), [Umlaut(), AutoTrainer()]).set_index(["technique", "rule", "category"])
+    table = count_firings(bench(), [Umlaut(), AutoTrainer()]).set_index(["technique", "rule", "category"]).sort_index()
     fired = table["fired"]
     assert fired["UMLAUT (log)", "lr_high"].to_dict() == {"ffn": 2, "output": 0, "correct": 0, "faulty": 2}
     assert fired["UMLAUT (log)", "overfitting"].to_dict() == {"ffn": 0, "output": 0, "correct": 1, "faulty": 0}
