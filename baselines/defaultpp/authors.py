@@ -25,57 +25,10 @@ from baselines.defaultpp.diagnoser import Judgement
 from baselines.defaultpp.labels import LabelSpace
 from baselines.defaultpp.prototypes import group_distances, margins_between
 from features.bench import Bench, BenchError
+from features.spellings import translate
 
 PACKAGE = "defaultplusplus"
 FORMAT_VERSION = "1"
-
-OLDER_CATEGORIES = {"decoder_masking": "masking"}
-OLDER_ROOT_CAUSES = {
-    ("masking", "zero_mask"): "mask_application",
-    ("masking", "inverted_mask"): "mask_application",
-    ("masking", "wrong_mask_broadcast"): "mask_generation",
-    ("decoder_masking", "break_causal_mask"): "dynamic_mask",
-    ("decoder_masking", "pad_masking_error"): "mask_application",
-    ("qkv", "zero_query"): "parameter_initialization",
-    ("qkv", "zero_key"): "parameter_initialization",
-    ("qkv", "zero_value"): "parameter_initialization",
-    ("qkv", "swapped_qk"): "head_interaction",
-    ("qkv", "tie_heads"): "head_interaction",
-    ("qkv", "freeze_qkv"): "dynamic_parameter_registration",
-    ("qkv", "wrong_head_dim"): "dimension",
-    ("score", "missing_scaling"): "normalization",
-    ("score", "wrong_scaling_factor"): "normalization",
-    ("score", "misplaced_dropout"): "implementation",
-    ("score", "unsafe_type_cast"): "precision_handling",
-    ("positional", "missing_positional"): "indexing",
-    ("positional", "off_by_one"): "relative_position",
-    ("positional", "truncate_positions"): "interpolation",
-    ("kernel", "force_unoptimized"): "silent_fallback",
-    ("kernel", "inconsistent_dropout"): "feature_constraints",
-    ("kernel", "wrong_layout"): "hardware_incompatibility",
-    ("variant", "wrong_variant"): "variant_configuration",
-    ("variant", "causal_in_noncausal"): "dynamic_dispatch",
-    ("kv_cache", "stale_cache"): "cache_invalidation",
-    ("kv_cache", "off_by_one_index"): "cache_position",
-    ("kv_cache", "truncated_cache"): "memory_layout",
-    ("kv_cache", "cross_request_cache_leak"): "distributed_synchronization",
-    ("embedding", "embedding_zero"): "input_initialization",
-    ("embedding", "embedding_swap"): "input_type",
-    ("embedding", "type_embedding_drop"): "input_type",
-    ("ffn", "ffn_weight_scaling"): "weight_scaling",
-    ("ffn", "ffn_neuron_drop"): "neuron_dropout",
-    ("ffn", "activation_distortion"): "activation_function",
-    ("layernorm", "ln_gamma_fault"): "scale_parameter",
-    ("layernorm", "ln_beta_fault"): "bias_parameter",
-    ("layernorm", "ln_stats_fault"): "stability_parameter",
-    ("residual", "residual_drop"): "skip_connection",
-    ("residual", "residual_scale"): "residual_scaling",
-    ("residual", "residual_noise"): "residual_path",
-    ("output", "out_scale"): "output_scaling",
-    ("output", "out_row_drop"): "output_dimension",
-}
-"""Their (category, root cause) → the taxonomy's root cause, by what the fault does. Two have no counterpart
-(positional/double_position, output/out_noise) and keep their names, which match no label of ours."""
 
 
 class _Inert:
@@ -112,11 +65,14 @@ class AuthorsModel:
 
     @property
     def space(self) -> LabelSpace:
-        """Its label space in the taxonomy's words; two of its classes can share a name there."""
-        category = [OLDER_CATEGORIES.get(c, c) for c, _ in self.classes]
-        cause = [OLDER_ROOT_CAUSES.get(pair, pair[1]) for pair in self.classes]
-        names = tuple(sorted({OLDER_CATEGORIES.get(c, c) for c in self.categories}))
-        return LabelSpace(names, tuple(zip(category, cause, strict=True)))
+        """Its label space in the taxonomy's words, where two of its classes can share a name.
+
+        A class without a counterpart there keeps its name, which matches no label of a bench.
+        """
+        older = pd.DataFrame(self.classes, columns=["category", "root_cause"]).assign(faulty=True)
+        named = translate(older)[0]
+        classes = tuple(zip(named["category"], named["root_cause"], strict=True))
+        return LabelSpace(tuple(sorted(named["category"].unique())), classes)
 
     def coverage(self, columns) -> float:
         """The share of the columns it reads that are among `columns`."""
@@ -127,7 +83,8 @@ class AuthorsModel:
         share = self.coverage(columns)
         return (
             f"the authors' {self.arch} weights read {len(self.columns)} columns, of which the bench supplies "
-            f"{share:.1%}; the rest are filled with the median of the authors' clean runs"
+            f"{share:.1%}; the rest are filled with the median of the authors' clean runs. They were trained on the "
+            "published tables, so verdicts on those are of runs they have learned from"
         )
 
     def judge(self, X: pd.DataFrame) -> Judgement:
@@ -137,21 +94,15 @@ class AuthorsModel:
             z = self._linear("encoder.projection", hidden)
             score = torch.softmax(self._layers("detection_head", z), dim=1)[:, 1].numpy()
             category = self._layers("category_head", z).argmax(dim=1).numpy()
-            logits = {c: self._layers(f"rootcause_heads.{c}", z).numpy() for c in {c for c, _ in self.classes}}
+            logits = torch.cat([self._layers(f"rootcause_heads.{c}", z) for c in self.categories], dim=1).numpy()
         by_group = group_distances(hidden.unflatten(1, self.prototypes.shape[1:]).numpy(), self.prototypes)
-        own_category = np.array([self.categories.index(c) for c, _ in self.classes])
-        scores = np.full(by_group.shape[:2], -np.inf)
-        for name, head in logits.items():
-            scores[:, [i for i, (c, _) in enumerate(self.classes) if c == name]] = head
-        predicted = np.where(own_category == category[:, None], scores, -np.inf).argmax(axis=1)
-        total = by_group.sum(axis=2)
-        rival = own_category == category[:, None]
-        rival[np.arange(len(X)), predicted] = False
-        alternative = np.where(rival.any(axis=1), np.where(rival, total, np.inf).argmin(axis=1), -1)
+        own = np.array([self.categories.index(c) for c, _ in self.classes]) == category[:, None]
+        predicted = np.where(own, logits, -np.inf).argmax(axis=1)
+        own[np.arange(len(X)), predicted] = False  # what is left are the rivals; every category has some
+        alternative = np.where(own, by_group.sum(axis=2), np.inf).argmin(axis=1)
         space = self.space
-        codes = np.array([space.categories.index(OLDER_CATEGORIES.get(c, c)) for c in self.categories])
         margins = margins_between(by_group, predicted, alternative)
-        return Judgement(X.index, self.groups, space, score, codes[category], margins)
+        return Judgement(X.index, self.groups, space, score, space.category_of_class[predicted], margins)
 
     def prepare(self, X: pd.DataFrame) -> torch.Tensor:
         """The network's standardised inputs, (n, D) float32. Values that are missing or infinite are filled."""

@@ -170,7 +170,7 @@ class Diagnoser:
                 f"{len(missing)} of the {len(read)} columns it was trained on are missing, {missing[0]!r} first"
             )
         prepared = self.preparation.transform(X[read]).loc[:, list(self.columns)].to_numpy(dtype=np.float32)
-        return torch.from_numpy(prepared).to(next(self.network.parameters()).device)
+        return torch.tensor(prepared, device=next(self.network.parameters()).device)
 
     def _forward(self, x: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         self.network.eval()

@@ -218,8 +218,8 @@ class DefaultPlusPlus(Technique):
         seen = sorted(set(provenance.pairs).intersection(bench.pair))
         if seen:
             raise BenchError(
-                f"{self.weights}: this model has learned from runs of {seen[0]!r} ({len(seen)} such pairs here), so its "
-                "verdicts on them say nothing; give a folder with one checkpoint per fold"
+                f"{self.weights}: this model has learned from runs of {seen[0]!r} ({len(seen)} such pairs here), so "
+                "its verdicts on them say nothing; give a folder with one checkpoint per fold"
             )
 
     @contextmanager

@@ -5,6 +5,7 @@ Source: DEFault++ manuscript, §4.3 and §5. Every statistic is of the rows of t
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -65,7 +66,7 @@ def fit_diagnoser(bench: Bench, choices: DefaultPlusPlus, device: torch.device) 
     )
     adjacency = adjacency_of(bench.arch, tuple(widths), choices.graph, choices.graph_seed)
     targets = Targets(*(torch.from_numpy(c).to(device) for c in (codes.faulty, codes.category, codes.classes)))
-    x = torch.from_numpy(prepared.loc[:, columns].to_numpy(dtype=np.float32)).to(device)
+    x = torch.tensor(prepared.loc[:, columns].to_numpy(dtype=np.float32), device=device)
     rows = Rows(x, targets)
     splits, notes = inner_splits(bench, choices.seed)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -123,7 +124,7 @@ def adjacency_of(arch: Architecture, present: tuple[str, ...], graph: str, graph
         "random": lambda: random_edges(arch, graph_seed),
     }[graph]()
     kept = group_adjacency(arch, edges).loc[list(present), list(present)]
-    return torch.from_numpy(kept.div(kept.sum(axis=1), axis=0).to_numpy())
+    return torch.tensor(kept.div(kept.sum(axis=1), axis=0).to_numpy())
 
 
 def inner_splits(bench: Bench, seed: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[str, ...]]:
@@ -132,8 +133,12 @@ def inner_splits(bench: Bench, seed: int) -> tuple[list[tuple[np.ndarray, np.nda
     if pairs == 1:
         parts = KFold(SELECTION_FOLDS, shuffle=True, random_state=seed).split(bench.X)
         return list(parts), ("one (model, task) pair only: validation rows are of the same pair as training rows",)
+    strata = pd.factorize(bench.labels["category"].where(bench.labels["category"].notna(), "unnamed"))[0]
     splitter = StratifiedGroupKFold(min(SELECTION_FOLDS, pairs), shuffle=True, random_state=seed)
-    return list(splitter.split(bench.X, bench.labels["category"].astype(str), groups=bench.pair)), ()
+    with warnings.catch_warnings():
+        # A category rarer than there are folds is missing from some of them, which hurts nothing here.
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        return list(splitter.split(bench.X, strata, groups=bench.pair)), ()
 
 
 def _select(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, relu
+from torch.nn.functional import dropout, linear, relu
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class GroupEncoder(nn.Module):
         super().__init__()
         self.widths, self.dropout = list(widths), dropout
         groups = len(widths)
-        self.first_weight = nn.Parameter(torch.cat([_uniform((w, hidden), w) for w in widths]))
-        self.first_bias = nn.Parameter(torch.stack([_uniform((hidden,), w) for w in widths]))
-        self.second_weight = nn.Parameter(_uniform((groups, hidden, hidden), hidden))
-        self.second_bias = nn.Parameter(_uniform((groups, hidden), hidden))
+        self.first_weight = nn.Parameter(torch.cat([_kept((w, hidden), w, before_relu=True) for w in widths]))
+        self.first_bias = nn.Parameter(torch.zeros(groups, hidden))
+        self.second_weight = nn.Parameter(_kept((groups, hidden, hidden), hidden))
+        self.second_bias = nn.Parameter(torch.zeros(groups, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D) to (B, G, h)."""
+        """(B, D) to (G, B, h)."""
         slices = zip(x.split(self.widths, dim=1), self.first_weight.split(self.widths), strict=True)
-        hidden = torch.stack([part @ weight for part, weight in slices])  # (G, B, h), as batched products want it
+        hidden = torch.stack([part @ weight for part, weight in slices])
         hidden = dropout(relu(hidden + self.first_bias.unsqueeze(1)), self.dropout, self.training)
-        return torch.baddbmm(self.second_bias.unsqueeze(1), hidden, self.second_weight).transpose(0, 1)
+        return torch.baddbmm(self.second_bias.unsqueeze(1), hidden, self.second_weight)
 
 
 class FlatEncoder(nn.Module):
@@ -84,8 +84,8 @@ class FlatEncoder(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D) to (B, G, h)."""
-        return self.layers(x).unflatten(1, self.shape)
+        """(B, D) to (G, B, h)."""
+        return self.layers(x).unflatten(1, self.shape).transpose(0, 1).contiguous()
 
 
 class MessagePassing(nn.Module):
@@ -94,12 +94,12 @@ class MessagePassing(nn.Module):
     def __init__(self, adjacency: Tensor, hidden: int, rounds: int):
         super().__init__()
         self.register_buffer("adjacency", adjacency.to(torch.float32))
-        self.weights = nn.Parameter(_uniform((rounds, hidden, hidden), hidden))
+        self.weights = nn.Parameter(_kept((rounds, hidden, hidden), hidden, before_relu=True))
 
     def forward(self, H: Tensor) -> Tensor:
-        """(B, G, h) to (B, G, h)."""
+        """(G, B, h) to (G, B, h)."""
         for weight in self.weights:
-            H = relu(self.adjacency @ (H @ weight))
+            H = relu(self.adjacency @ (H @ weight).flatten(1)).view_as(H)
         return H
 
 
@@ -108,16 +108,19 @@ class RootCauseHeads(nn.Module):
 
     def __init__(self, embedding: int, n_categories: int, category_of_class: tuple[int, ...], dropout: float):
         super().__init__()
-        self.hidden, self.dropout = embedding // 2, dropout
-        self.first = nn.Linear(embedding, n_categories * self.hidden)
-        self.second_weight = nn.Parameter(_uniform((len(category_of_class), self.hidden), self.hidden))
-        self.second_bias = nn.Parameter(_uniform((len(category_of_class),), self.hidden))
-        self.register_buffer("category_of_class", torch.tensor(category_of_class, dtype=torch.long))
+        hidden, self.dropout = embedding // 2, dropout
+        self.first = nn.Linear(embedding, n_categories * hidden)
+        self.second_weight = nn.Parameter(_kept((len(category_of_class), hidden), hidden))
+        self.second_bias = nn.Parameter(torch.zeros(len(category_of_class)))
+        owner = torch.zeros(len(category_of_class), n_categories, 1)
+        owner[torch.arange(len(category_of_class)), list(category_of_class)] = 1.0
+        self.register_buffer("owner", owner)
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, e) to (B, K): each class reads the hidden layer of its own category's head."""
-        hidden = dropout(relu(self.first(z)), self.dropout, self.training).unflatten(1, (-1, self.hidden))
-        return (hidden[:, self.category_of_class] * self.second_weight).sum(dim=-1) + self.second_bias
+        """(B, e) to (B, K): each class reads the hidden layer of its own category's head, and no other."""
+        hidden = dropout(relu(self.first(z)), self.dropout, self.training)
+        block_diagonal = (self.owner * self.second_weight.unsqueeze(1)).flatten(1)
+        return linear(hidden, block_diagonal, self.second_bias)
 
 
 class Network(nn.Module):
@@ -139,8 +142,8 @@ class Network(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Group embeddings H, shape (B, G, h), of standardised inputs x, shape (B, D)."""
-        H = self.encoder(x)
-        return H if self.messages is None else self.messages(H)
+        H = self.encoder(x)  # groups first, as batched products over groups want it
+        return (H if self.messages is None else self.messages(H)).transpose(0, 1)
 
     def forward(self, x: Tensor) -> Output:
         """Embeddings and the logits of the three levels."""
@@ -154,7 +157,11 @@ def _head(embedding: int, classes: int, dropout: float) -> nn.Sequential:
     return nn.Sequential(nn.Linear(embedding, half), nn.ReLU(), nn.Dropout(dropout), nn.Linear(half, classes))
 
 
-def _uniform(shape: tuple[int, ...], fan_in: int) -> Tensor:
-    """PyTorch's own default for a linear layer with this many inputs."""
-    bound = max(fan_in, 1) ** -0.5
+def _kept(shape: tuple[int, ...], fan_in: int, before_relu: bool = False) -> Tensor:
+    """Uniform weights that keep the size of what passes through (He et al. 2015), twice the variance before a ReLU.
+
+    PyTorch's default for linear layers lets it shrink: three rounds of messages would start with an H of a
+    twentieth of the encoder's size, and every distance between prototypes at a four-hundredth.
+    """
+    bound = ((6.0 if before_relu else 3.0) / max(fan_in, 1)) ** 0.5
     return torch.empty(shape).uniform_(-bound, bound)
