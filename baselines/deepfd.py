@@ -23,6 +23,12 @@ from baselines.technique import Technique, Verdicts
 from features.bench import Bench, BenchError
 
 LEARNERS = ("neighbours", "tree", "forest")
+CHOICES = {
+    "form": ("vector", "log"),
+    "history": ("epoch", "batch"),
+    "scaling": ("training", "as_published"),
+    "vote": ("union", "majority"),
+}
 
 
 class Committee(ClassifierMixin, BaseEstimator):
@@ -154,8 +160,12 @@ class DeepFD(Technique):
     def fit(self, bench: Bench) -> DeepFD:
         """Fit the scaling and three levels of learners on the runs of `bench`.
 
-        Raises BenchError if the log form is asked of a bench whose log lacks a run or a metric.
+        Raises BenchError if the log form is asked of a bench whose log lacks a run or a metric, ValueError if a
+        parameter is none of its choices.
         """
+        for name, values in CHOICES.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"DeepFD: {name} must be one of {', '.join(values)}, not {getattr(self, name)!r}")
         features = self._features(bench)
         if self.undersample:
             rows = _undersampled(bench.labels, self.random_state)

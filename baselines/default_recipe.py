@@ -22,6 +22,12 @@ GRID = {
 }
 """The published grid: 216 candidates, each fitted five times."""
 
+CHOICES = {
+    "search": ("none", "grid"),
+    "inner": ("grouped", "random"),
+    "balance": ("undersample", "weights", "none"),
+    "infinities": ("first", "as_published"),
+}
 N_FOLDS = 5
 N_RANKING_TREES = 100
 
@@ -90,7 +96,7 @@ class RecipeForest(ClassifierMixin, BaseEstimator):
     ----------
     n_selected : columns kept, by the importances of a forest of 100 trees; as published.
     search : "grid" is the published search over `GRID`; default "none", because its 1,080 fits for each of two dozen
-        forests take hours and move accuracy by tenths of a point; the five parameters below are then the forest's.
+        forests take hours; the five parameters below are then the forest's.
     inner : folds of that search. "random" as published; default "grouped", because rows of one group resemble each
         other, and a search that is rewarded for recognising the group picks the deepest forest.
     balance : "undersample" draws every class down to the smallest, as the published tables were; "weights" weighs
@@ -134,7 +140,13 @@ class RecipeForest(ClassifierMixin, BaseEstimator):
         self.n_jobs = n_jobs
 
     def fit(self, X, y, groups=None):
-        """Fit on X (n × d, NaN and infinities allowed), y (n labels) and, for a grouped search, n group labels."""
+        """Fit on X (n × d, NaN and infinities allowed), y (n labels) and, for a grouped search, n group labels.
+
+        Raises ValueError if a parameter is none of its choices.
+        """
+        for name, values in CHOICES.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"DEFault: {name} must be one of {', '.join(values)}, not {getattr(self, name)!r}")
         X, y = np.asarray(X, dtype=float), np.asarray(y)
         groups = None if groups is None else np.asarray(groups)
         if self.balance == "undersample":

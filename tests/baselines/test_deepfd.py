@@ -212,3 +212,9 @@ def test_search_space_names_parameters_and_holds_their_defaults():
     DeepFD().set_params(**drawn)
     defaults = {name: DeepFD().get_params()[name] for name in drawn}
     assert DeepFD().search_space(optuna.trial.FixedTrial(defaults)) == defaults
+
+
+@pytest.mark.parametrize("wrong", [{"form": "trace"}, {"history": "step"}, {"scaling": "test"}, {"vote": "any"}])
+def test_a_parameter_outside_its_choices_is_refused(halves, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DeepFD(**wrong).fit(halves[0])

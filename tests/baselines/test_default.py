@@ -225,3 +225,11 @@ def test_search_space_names_parameters_and_holds_their_defaults():
     defaults = {name: DEFault().get_params()[name] for name in drawn}
     assert DEFault().search_space(optuna.trial.FixedTrial(defaults)) == defaults
     assert DEFault(search="grid").search_space(study.ask()) == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"search": "optuna"}, {"inner": "pairs"}, {"balance": "smote"}, {"infinities": "last"}]
+)
+def test_a_parameter_outside_its_choices_is_refused(halves, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DEFault(**wrong).fit(halves[0])
