@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
@@ -100,6 +100,13 @@ _NUMBERS = itertools.count()
 def executed(model: nn.Module) -> Counter:
     """How often each faulty attention path ran in this model since the outermost attention fault was entered."""
     return Counter() if model not in _SEAMS else Counter(_SEAMS[model].ran)
+
+
+def wrappers(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
+    """Each attention module with a faulty path, and the identities of its wrappers, innermost first."""
+    entries = _SEAMS[model].wrappers if model in _SEAMS else []
+    for module in {m: None for modules, _, _ in entries for m in modules}:
+        yield module, tuple(id(wrapper) for modules, _, wrapper in entries if module in modules)
 
 
 def wrap_attention(changes: Changes, model: nn.Module, layers: list[Layer], wrapper: Wrapper, name: str) -> None:

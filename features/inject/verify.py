@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from features.inject.attention import wrappers
 from features.inject.fault import Fault, selected_layers
 from features.inject.locate import Anatomy, locate
 from features.inject.magnitude import magnitude_error
@@ -101,6 +102,9 @@ def _structure(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Ite
                 yield f"{path}.{name}", id(value)
             elif name != "training" and isinstance(value, (int, float, str, type(None))):
                 yield f"{path}.{name}", value
+    paths = {module: path for path, module in model.named_modules()}
+    for module, identities in wrappers(model):
+        yield f"{paths[module]}:attention path", identities
     for name, parameter in model.named_parameters():
         yield f"{name}:requires_grad", parameter.requires_grad
         yield f"{name}:gradient hooks", tuple(map(id, (parameter._backward_hooks or {}).values()))
@@ -143,7 +147,7 @@ def _targets(model: nn.Module, anatomy: Anatomy, fault: Fault) -> Iterator[str]:
         elif code == "SDS":
             yield from of(attention, "scaling")
         elif fault.category in ("score", "kernel") or code == "VSH":
-            yield from of(attention, "_attn")
+            yield f"{names[attention]}:attention path"
         elif code in ("FSW", "FWI"):
             yield from (*of(layer.up, "weight"), *of(layer.down, "weight"))
         elif code == "FDN":
@@ -160,7 +164,9 @@ def _targets(model: nn.Module, anatomy: Anatomy, fault: Fault) -> Iterator[str]:
             yield from of(layer.block, "fault_skip", "forward")
             yield from (f"{names[m]}._forward_pre_hooks" for m in layer.block.modules() if m in names)
     if fault.category in ("score", "kernel") or code == "VSH":
+        # All attention goes through the one function that dispatches to the faulty path where there is one.
         yield "config._attn_implementation_internal"
+        yield from (name for layer in anatomy.layers for name in of(layer.attention, "_attn"))
     if code in ("QFG", "FRG", "NWD", "RGC"):
         yield _OPTIMIZER
     if code == "RGC":
