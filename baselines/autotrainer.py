@@ -163,7 +163,11 @@ class AutoTrainer(RuleTechnique):
                 "all epochs up to a check",
                 "warning",
                 exact(*_ACCURACY),
-                approximated("differences of phase means; jitter within a phase is averaged away", "val_accuracy"),
+                approximated(
+                    "differences of phase means of validation accuracy; jitter within a phase is averaged away, and "
+                    "training accuracy, whose rises would speak against it, isn't there",
+                    "val_accuracy",
+                ),
             ),
             Rule(
                 "oscillation",

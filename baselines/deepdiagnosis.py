@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 from baselines.deepdiagnosis_fixes import COMPONENTS, Variant, fixes
-from baselines.rules import Form, Reading, Rule, RuleTechnique, approximated, exact, unobservable
+from baselines.deepdiagnosis_symptoms import symptoms
+from baselines.rules import Form, Reading, Rule, RuleTechnique
 from baselines.series import RunLog, RunPhases
 
 ORDER = (
@@ -87,150 +88,8 @@ class DeepDiagnosis(RuleTechnique):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The symptoms in the order of the tool, eight groups in twelve messages."""
-        broken = "NaN, infinite" + (" or exactly 0" if self.zero_is_error else "")
-        each, windows = "every epoch", f"windows of {self.window} epochs"
-        zero_norm = "a norm of exactly 0 for a mean of 0; non-finite values are not recorded"
-        flat = "mean of the window equals its maximum" if self.variant == "code" else "no change in the window"
-        lost = unobservable("windows of epochs are lost")
-        unchanged = approximated("update ratio of a component exactly 0 in all phases", "update_ratio_qkv")
-        loss_log = exact("train_loss")
-        if self.variant == "code":
-            loss_log = unobservable("the public code calls this test without an argument and crashes on a flat loss")
-        saturated = approximated(
-            "of the FFN, whatever its activation: the log doesn't name it, and the rule is for sigmoid and tanh",
-            "activation_saturated_share",
-        )
-        dead = approximated(
-            "of the FFN, whatever its activation: a GELU's share depends on the mean of its input",
-            "activation_nonpositive_share",
-        )
-        if self.variant == "log":
-            saturated = unobservable("left out of this variant: the log doesn't name the activation")
-        if not self.dead_node:
-            dead = unobservable("switched off by dead_node=False")
-        no_share = unobservable("the share isn't part of the vector")
-        no_range = unobservable("needs the labels' range, the loss and the last activation by name")
-        return (
-            Rule("out_of_range", "last layer's output", "outside its range", "epoch 0", "error", no_range, no_range),
-            Rule(
-                "numerical_forward",
-                "mean output of a layer",
-                broken,
-                each,
-                "error",
-                exact("hidden_mean"),
-                approximated(zero_norm + ", FFN outputs for layer outputs", "ffn_output_norm"),
-            ),
-            Rule(
-                "dead_node",
-                "share of a layer's outputs at or below 0",
-                f">= {self.dead_share:g}",
-                "last epoch",
-                "error",
-                dead,
-                no_share,
-            ),
-            Rule(
-                "saturated_activation",
-                "share of |pre-activations| at or above 5",
-                f"> {self.saturated_share:g}",
-                f"every {self.window} epochs",
-                "error",
-                saturated,
-                no_share,
-            ),
-            Rule(
-                "unchanged_forward",
-                "mean output of a layer but the last",
-                flat,
-                windows,
-                "error",
-                exact("hidden_mean"),
-                lost,
-            ),
-            Rule(
-                "invalid_loss",
-                "training loss",
-                "NaN or infinite",
-                each,
-                "error",
-                exact("train_loss"),
-                approximated("a phase that is infinite or stops being there", "train_loss"),
-            ),
-            Rule(
-                "loss_not_decreasing",
-                "training loss",
-                flat,
-                windows,
-                "error",
-                loss_log,
-                approximated("equal in all phases; a short run was never tested", "train_loss"),
-            ),
-            Rule(
-                "invalid_accuracy",
-                "training accuracy",
-                broken,
-                each,
-                "error",
-                exact("train_accuracy"),
-                approximated("training accuracy of a phase", "train_accuracy"),
-            ),
-            Rule(
-                "accuracy_not_increasing",
-                "training accuracy",
-                flat,
-                f"windows of {self.accuracy_window} epochs",
-                "error",
-                exact("train_accuracy"),
-                approximated("equal in all phases; a short run was never tested", "train_accuracy"),
-            ),
-            Rule(
-                "numerical_gradient",
-                "mean gradient of a layer's kernels",
-                broken,
-                each,
-                "error",
-                exact("probe_grad_mean"),
-                approximated(zero_norm, "grad_norm_qkv"),
-            ),
-            Rule(
-                "vanishing_gradient",
-                "mean absolute gradient of a layer's kernels",
-                f"< {self.vanishing:g}",
-                each,
-                "error",
-                exact("probe_grad_mean_abs"),
-                approximated("the norm, which the mean never exceeds: misses, but doesn't invent", "grad_norm_qkv"),
-            ),
-            Rule(
-                "numerical_weight",
-                "mean of a layer's kernels",
-                broken,
-                each,
-                "error",
-                exact("weight_mean"),
-                unobservable("the vector has no weights"),
-            ),
-            Rule(
-                "unchanged_gradient",
-                "mean gradient of a layer's kernels",
-                flat,
-                windows,
-                "error",
-                exact("probe_grad_mean"),
-                lost,
-            ),
-            Rule(
-                "unchanged_weight",
-                "mean of a layer's kernels",
-                flat,
-                windows,
-                "error",
-                exact("weight_mean"),
-                unchanged,
-            ),
-        )
+        """The symptoms in the order of the tool, eight groups in fourteen messages."""
+        return symptoms(self)
 
     def readings(self, series: RunLog | RunPhases) -> list[Reading]:
         """What each rule saw."""
@@ -294,8 +153,18 @@ class DeepDiagnosis(RuleTechnique):
                 "numerical_weight", self._broken(weight, log.nonfinite("weight_mean")), weight, bad, downwards=True
             ),
             Reading("unchanged_gradient", self._flat(gradient, self.window), gradient, "a change", downwards=True),
-            Reading("unchanged_weight", self._flat(weight, self.window), weight, "a change", downwards=True),
+            self._unchanged_weight(log, weight),
         ]
+
+    def _unchanged_weight(self, log: RunLog, weight: np.ndarray) -> Reading:
+        if not log.has("weight_same_mean_count"):
+            return Reading("unchanged_weight", self._flat(weight, self.window), weight, "a change", downwards=True)
+        same = log.series("weight_same_mean_count")
+        found = np.zeros(same.shape, dtype=bool)
+        for end in range(self.window - 1, same.shape[1], self.window):
+            # An epoch's count compares with the epoch before, so the window's first epoch is not one of them.
+            found[:, end] = (same[:, end - self.window + 2 : end + 1] > 0).all(axis=1)
+        return Reading("unchanged_weight", found, same, 0.0)
 
     def _phase_readings(self, phases: RunPhases) -> list[Reading]:
         layers = ("layer_early_mean", "layer_mid_mean", "final_layer_value")

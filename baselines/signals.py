@@ -32,7 +32,7 @@ METRIC: dict[Form, dict[str, str]] = {
     "vector": {"loss": "train_loss", "accuracy": "val_accuracy", "gradient": "grad_norm_total"},
 }
 """The metric that stands for each signal. The log's gradient is the mean absolute entry on the probe batch. A bench
-without validation accuracy (decoders' vectors) gives its perplexity instead, turned round."""
+without validation accuracy (decoders' vectors) gives minus its log-perplexity instead."""
 
 PHASES = ("early_mean", "mid_mean", "final_mean", "final_value")
 WHOLE_RUN = "run"
@@ -82,7 +82,9 @@ class Signals:
         metrics = dict(METRIC["vector"])
         values = {s: np.where(vector.nonfinite(m), np.inf, vector.series(m)) for s, m in metrics.items()}
         if not vector.has("val_accuracy"):
-            values["accuracy"] = -np.where(vector.nonfinite("val_perplexity"), np.inf, vector.series("val_perplexity"))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                nats = np.log(vector.series("val_perplexity"))
+            values["accuracy"] = -np.where(vector.nonfinite("val_perplexity"), np.inf, nats)
         jumps = {}
         for signal, metric in metrics.items():
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -106,7 +108,8 @@ class SignalDetector(RuleTechnique):
     form : "log" or "vector".
     jump : a spike is a value above `jump` times the largest of the `window` points before it; in the vector, a
         phase whose 95th percentile is above `jump` times its mean.
-    min_fall : the loss falls if its last third is lower than its first by this share.
+    min_fall : the loss falls if its last third is lower than its first by more than this share.
+    max_drop : accuracy holds if its last third is at most this much below its first.
     growth : the gradient grows if its last third exceeds `growth` times its first.
     z : deviation, in healthy standard deviations, from which a phase is anomalous.
     n_neighbors, n_estimators, contamination, seed : as in scikit-learn's two detectors.
@@ -125,7 +128,8 @@ class SignalDetector(RuleTechnique):
         form: Form = "log",
         jump: float = 2.0,
         window: int = 10,
-        min_fall: float = 0.05,
+        min_fall: float = 0.0,
+        max_drop: float = 0.02,
         growth: float = 2.0,
         z: float = 3.0,
         n_neighbors: int = 20,
@@ -138,6 +142,7 @@ class SignalDetector(RuleTechnique):
         self.jump = jump
         self.window = window
         self.min_fall = min_fall
+        self.max_drop = max_drop
         self.growth = growth
         self.z = z
         self.n_neighbors = n_neighbors
@@ -162,8 +167,8 @@ class SignalDetector(RuleTechnique):
             )
         if self.detector == "trend":
             conditions = {
-                "loss": f"last third above {1 - self.min_fall:g} of the first",
-                "accuracy": "last third below the first",
+                "loss": f"last third at or above {1 - self.min_fall:g} of the first",
+                "accuracy": f"last third more than {self.max_drop:g} below the first",
                 "gradient": f"last third above {self.growth:g} times the first",
             }
             return tuple(_rule(f"trend_{s}", s, conditions[s], exact(metric[s]), exact(metric[s])) for s in SIGNALS)
@@ -247,6 +252,7 @@ class SignalDetector(RuleTechnique):
             case "trend":
                 return {
                     "min_fall": trial.suggest_float("min_fall", -0.2, 0.9),
+                    "max_drop": trial.suggest_float("max_drop", -0.2, 0.2),
                     "growth": trial.suggest_float("growth", 0.5, 20.0, log=True),
                 }
             case "zscore":
@@ -266,8 +272,8 @@ class SignalDetector(RuleTechnique):
             ratio = {s: np.where(np.isinf(last[s]), np.inf, last[s] / first[s]) for s in ("loss", "gradient")}
         change = last["accuracy"] - first["accuracy"]
         return [
-            _whole("trend_loss", ratio["loss"] > 1 - self.min_fall, ratio["loss"], 1 - self.min_fall),
-            _whole("trend_accuracy", change < 0, change, 0.0),
+            _whole("trend_loss", ratio["loss"] >= 1 - self.min_fall, ratio["loss"], 1 - self.min_fall),
+            _whole("trend_accuracy", change < -self.max_drop, change, -self.max_drop),
             _whole("trend_gradient", ratio["gradient"] > self.growth, ratio["gradient"], self.growth),
         ]
 

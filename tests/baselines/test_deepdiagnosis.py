@@ -109,6 +109,14 @@ def test_unchanged_tensors(metric, step, fires):
     assert fired({metric: series[metric][:4]}) == []
 
 
+@pytest.mark.parametrize(
+    ("counts", "fires"), [([0, 2, 2, 2, 2], True), ([9, 2, 0, 2, 2], False), ([2, 2, 2, 2], False)]
+)
+def test_unchanged_weights_are_counted_tensor_by_tensor_where_logged(counts, fires):
+    series = {"weight_mean": [[0.5 + 0.1 * e] for e in range(len(counts))], "weight_same_mean_count": counts}
+    assert fired(series) == (["unchanged_weight"] if fires else [])
+
+
 def test_the_last_layers_output_may_stay_the_same():
     assert fired({"hidden_mean": [[0.1 * e + 0.1, 0.5] for e in range(5)]}) == []
 

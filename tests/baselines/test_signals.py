@@ -50,10 +50,10 @@ def test_a_loss_that_is_not_finite_is_a_spike_and_a_bad_trend(bad):
 @pytest.mark.parametrize(
     ("metric", "values", "expected"),
     [
-        ("train_loss", [1.0, 0.9, 0.951], ["trend_loss"]),
-        ("train_loss", [1.0, 0.9, 0.949], []),
-        ("val_accuracy", [0.5, 0.9, 0.499], ["trend_accuracy"]),
-        ("val_accuracy", [0.5, 0.9, 0.5], []),
+        ("train_loss", [1.0, 0.9, 1.0], ["trend_loss"]),
+        ("train_loss", [1.0, 0.9, 0.999], []),
+        ("val_accuracy", [0.5, 0.9, 0.479], ["trend_accuracy"]),
+        ("val_accuracy", [0.5, 0.9, 0.481], []),
         ("grad_mean_abs", [1.0, 1.0, 2.01], ["trend_gradient"]),
         ("grad_mean_abs", [1.0, 1.0, 2.0], []),
     ],
@@ -145,8 +145,8 @@ def test_spike_in_the_vector_is_burst_over_mean(burst, expected):
     assert SignalDetector("spike", form="vector").firings(bench).rule.tolist() == expected
 
 
-@pytest.mark.parametrize(("last", "expected"), [(1.01, ["trend_accuracy"]), (0.99, [])])
-def test_a_decoders_vector_turns_perplexity_round(last, expected):
+@pytest.mark.parametrize(("last", "expected"), [(np.exp(0.021), ["trend_accuracy"]), (np.exp(0.019), [])])
+def test_a_decoders_vector_gives_minus_log_perplexity(last, expected):
     bench = vector("decoder", val_perplexity__epoch__phase_final_mean=last)
     technique = SignalDetector("trend", form="vector")
     assert technique.firings(bench).rule.tolist() == expected
