@@ -314,7 +314,7 @@ def _largest_jump(values: np.ndarray, window: int) -> np.ndarray:
     for t in range(length):
         before = values[:, max(0, t - window) : t]
         enough = (~np.isnan(before)).sum(axis=1) >= 2
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratio = values[:, t] / np.fmax.reduce(before, axis=1, initial=-np.inf)
         ratio = np.where(np.isinf(values[:, t]), np.inf, np.where(enough, ratio, np.nan))
         largest = np.fmax(largest, ratio)
