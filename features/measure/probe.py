@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from features.measure import metrics
 from features.measure.capture import Capture, Trace
 from features.measure.layers import select_tokens
-from features.measure.parameters import flat, in_forward_order
+from features.measure.parameters import deviation, flat, in_forward_order
 
 ROWS = 4
 """Rows of the probe batch used within an epoch."""
 CACHE_ROWS = 2
-CACHE_STEPS = 4
+CACHE_STEPS = 2
 """So many last tokens are decoded one by one from the cache of the tokens before them."""
 CACHE_TOKENS = 64
 SATURATED = 5.0
@@ -146,7 +146,7 @@ class Probe:
             if self.kernels is None:
                 with torch.no_grad():
                     self.kernels = in_forward_order(self.model, lambda: self.model(**self.inputs))
-            with self.capture.tracing(Trace()) as trace, torch.enable_grad():
+            with self.capture.pre_activations(), self.capture.tracing(Trace()) as trace, torch.enable_grad():
                 output = self.model(**self.batch)
             loss = output["loss"] if isinstance(output, dict) and "loss" in output else None
             found = self._gradients(loss) if loss is not None and loss.requires_grad else {}
@@ -163,7 +163,7 @@ class Probe:
         found = {
             "probe_grad_exact_zero_share": (dense == 0).float().mean(),
             "grad_mean_abs": everything.abs().mean(),
-            "grad_std": everything.std(),
+            "grad_std": deviation(everything),
             "grad_max": everything.amax(),
             "grad_min": everything.amin(),
             "grad_median": everything.median(),
@@ -189,7 +189,7 @@ class Probe:
         }
         if all(layer.activation is not None for layer in trace.layers):
             acts = torch.stack([select_tokens(layer.activation, at) for layer in trace.layers]).flatten(1)
-            found["activation_mean"], found["activation_std"] = acts.mean(1), acts.std(1)
+            found["activation_mean"], found["activation_std"] = acts.mean(1), metrics.spread(acts[:, None])
             found["activation_nonpositive_share"] = (acts <= 0).float().mean(1)
         if all(layer.pre_activation is not None for layer in trace.layers):
             pre = torch.stack([select_tokens(layer.pre_activation, at) for layer in trace.layers]).flatten(1)

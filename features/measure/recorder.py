@@ -22,7 +22,7 @@ from features.measure.probe import Probe, logits_of
 from features.schema import LOG_COLUMNS, metrics
 from features.taxonomy import Architecture
 
-PROBE_EVERY = 8
+PROBE_EVERY = 16
 """Probe forwards run at the first measured step of an epoch and at every so manieth after it."""
 VOLATILITY_STEPS = 20
 
@@ -273,9 +273,9 @@ class Recorder:
     def _outputs(self, inputs: dict) -> None:
         if self._logits is None:
             return
-        predicted, targets = predictions(self._logits, inputs.get("labels"), self.arch)
-        if targets is not None and len(targets):
-            self._note("step_accuracy", (predicted.argmax(-1) == targets).float().mean())
+        predicted = predictions(self._logits, inputs.get("labels"), self.arch)
+        if predicted.targets is not None:
+            self._note("step_accuracy", predicted.correct().float().mean())
         if self._trace is not None:
             self._note_all(output_metrics(predicted))
 
