@@ -18,13 +18,15 @@ from typing import Annotated, Literal
 import numpy as np
 import pandas as pd
 import typer
-from joblib import Parallel, delayed
+from joblib import Memory, Parallel, delayed
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GroupKFold, StratifiedKFold, train_test_split
 
 from baselines.default_recipe import Cleaning, RecipeForest
+from experiments.engine.cells import code_revision
 from experiments.engine.leaderboard import write_text
 from experiments.engine.manifest import dumps, manifest
 from features.bench import Bench, BenchError, detect_duplicates
@@ -214,7 +216,7 @@ def study(
     folder: Annotated[Path, typer.Argument(help="Folder with DEFault's published tables.")],
     level: Annotated[list[int] | None, typer.Option(help="Label levels; repeat for several. Default: all.")] = None,
     search: Annotated[str, typer.Option(help="none, or grid: the published grid search.")] = "none",
-    trees: Annotated[int, typer.Option(min=1, help="Trees of each forest, without a search.")] = 200,
+    trees: Annotated[int, typer.Option(min=1, help="Trees of each forest, without a search.")] = 100,
     folds: Annotated[int, typer.Option(min=2)] = 5,
     seed: int = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
@@ -226,8 +228,11 @@ def study(
         raise BenchError(f"--search must be none or grid, not {search!r}")
     questions = [q for q in read_questions(folder) if not level or q.level in level]
     recipe = RecipeForest(search=search, n_estimators=trees)
-    jobs = [delayed(climb)(question, rung, recipe, folds, seed) for rung in LADDER for question in questions]
-    ladder = pd.DataFrame(Parallel(n_jobs=workers)(jobs))
+    # Kept figure by figure under the revision of the code, so that a killed command continues where it stood.
+    kept = Memory(results / ".cache" / code_revision(), verbose=0).cache(climb)
+    jobs = [delayed(kept)(question, rung, recipe, folds, seed) for rung in LADDER for question in questions]
+    rows = Parallel(n_jobs=workers, return_as="generator")(jobs)
+    ladder = pd.DataFrame(track(rows, "climbing", total=len(jobs), console=console))
     show(ladder, console)
     benches = [q.bench for q in questions]
     settings = {"seed": seed, "folds": folds, "search": search, "trees": trees}
