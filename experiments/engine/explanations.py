@@ -1,0 +1,341 @@
+"""Explanations of one technique on one outer fold: fitted on its training runs, made for its faulty test runs, kept.
+
+Kinds of explanation, each one number per run, level and feature group:
+
+* SHAP values of a tree ensemble's columns, summed by group, in both forms of `shapley`, with their signs and in absolute
+  value;
+* Shapley values of the groups themselves, sampled, for DEFault++;
+* the prototype explanation of DEFault++: Δ_g ("delta") and w_g ("weight"), Level 3 only (manuscript §4.3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import warnings
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from threadpoolctl import threadpool_limits
+
+from baselines.defaultpp.estimator import DefaultPlusPlus
+from baselines.defaultpp.prototypes import group_distances
+from baselines.technique import Technique
+from experiments.engine.agreement import spearman, top_overlap
+from experiments.engine.cells import Cell
+from experiments.engine.deletion import (
+    deletion_curve,
+    deletion_test,
+    drops_of_others,
+    other_subsets,
+    ranked,
+    random_curves,
+)
+from experiments.engine.margins import Game, bench_values, column_owners, confidences, explained, game_of
+from experiments.engine.shapley import FORMS, by_group, exact_group_shapley, sampled_group_shapley, tree_shap
+from features.bench import Bench
+
+PROTOTYPE_WEIGHT = "prototype weight"
+PROTOTYPE_DELTA = "prototype delta"
+GROUP_SHAPLEY = "group Shapley"
+GROUP_SHAPLEY_ABSOLUTE = "group Shapley, absolute"
+PROTOTYPES_KEPT = 5
+EXACT_RUNS = 2
+"""Runs per fold on which sampled Shapley values are checked against all coalitions."""
+
+
+def shap_kind(form: str, absolute: bool) -> str:
+    """Name of a SHAP explanation.
+
+    >>> shap_kind("interventional", True)
+    'SHAP interventional, absolute'
+    """
+    return f"SHAP {form}" + (", absolute" if absolute else "")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How explanations are made. Defaults keep a full command of 1,300 runs per architecture under ten minutes.
+
+    background : training runs that stand in for what a run doesn't keep.
+    draws : of sampled Shapley values; a multiple of `background` makes them sum exactly.
+    exact_background : of those background runs, how many the exact check uses (2^G coalitions for each).
+    deleted : groups deleted together in the faithfulness test (2 in the manuscript).
+    subsets : random subsets to compare with, where there are more than that.
+    orders : random orders beside the deletion curves.
+    resample : share of the training runs that the stability check refits on; 0 leaves it out.
+    """
+
+    background: int = 25
+    draws: int = 50
+    exact_background: int = 5
+    deleted: int = 2
+    subsets: int = 200
+    orders: int = 10
+    resample: float = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What one fitted technique says of n runs, and why.
+
+    verdicts : run × faulty, category, root_cause, confidence_1..3.
+    groups : long table: run, level, kind, group, value, error (standard error where sampled, else 0).
+    columns : interventional SHAP values, (level, run) × column; empty for DEFault++.
+    prototypes : long table: run, prototype, distance; the nearest few. Empty for trees.
+    checks : seconds, largest deviation of a sum from its margin, and the like.
+    """
+
+    verdicts: pd.DataFrame
+    groups: pd.DataFrame
+    columns: pd.DataFrame
+    prototypes: pd.DataFrame
+    checks: dict
+
+
+def explain_runs(technique: Technique, bench: Bench, game: Game, settings: Settings, seed: int = 0) -> Explanation:
+    """Every kind of explanation that a fitted technique allows, for the runs of `bench`. `game` is its `game_of`."""
+    verdicts = technique.predict(bench).table[["score", "faulty", "category", "root_cause"]]
+    verdicts = verdicts.join(confidences(technique, bench).add_prefix("confidence_"))
+    if isinstance(technique, DefaultPlusPlus):
+        shapley, checks = _group_shapley(game, settings, seed)
+        groups = pd.concat([_prototype_groups(technique, bench), shapley], ignore_index=True)
+        return Explanation(verdicts, groups, pd.DataFrame(), _nearest_prototypes(technique, bench), checks)
+    groups, columns, checks = _tree_groups(technique, bench, game)
+    return Explanation(verdicts, groups, columns, pd.DataFrame(columns=["run", "prototype", "distance"]), checks)
+
+
+def wide(groups: pd.DataFrame, level: int, kind: str, runs: pd.Index, names) -> np.ndarray:
+    """One explanation as n × G in the order of `runs` and `names`; NaN rows where a run has none."""
+    rows = groups[(groups["level"] == level) & (groups["kind"] == kind)]
+    return rows.pivot_table(index="run", columns="group", values="value").reindex(index=runs, columns=names).to_numpy()
+
+
+def kinds_of(groups: pd.DataFrame) -> list[tuple[int, str]]:
+    """The (level, kind) that a table of groups holds, in order."""
+    return list(
+        groups[["level", "kind"]].drop_duplicates().sort_values(["level", "kind"]).itertuples(index=False, name=None)
+    )
+
+
+@dataclass(frozen=True)
+class ExplainCell:
+    """One technique on one outer fold, explained. Its folder appears by rename, whole or not at all."""
+
+    cell: Cell
+    settings: Settings = Settings()
+
+    def folder(self, store: Path) -> Path:
+        """Where the tables lie once they are computed; named by all that decides them."""
+        identity = {"cell": self.cell.identity(), "settings": asdict(self.settings), "code": _code_revision()}
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+        return store / f"explain-{self.cell.technique}-{self.cell.fold}-{digest}"
+
+
+TABLES = ("verdicts", "groups", "columns", "prototypes", "deletion", "curves", "stability")
+
+
+def explain_cell(cell: ExplainCell, store: Path) -> str | None:
+    """Compute and keep a cell's tables, unless they are there. Gives the technique's error, if it had one."""
+    folder = cell.folder(store)
+    if folder.exists():
+        return None
+    try:
+        with warnings.catch_warnings(), threadpool_limits(1):
+            warnings.simplefilter("ignore")
+            tables, checks = _compute(cell)
+    except Exception as error:  # one technique that can't be explained must not cost the others their tables
+        return f"{cell.cell.technique}, fold {cell.cell.fold}: {type(error).__name__}: {error}"
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, table in tables.items():
+        table.to_parquet(temporary / f"{name}.parquet")
+    (temporary / "checks.json").write_text(json.dumps(checks, indent=1))
+    try:
+        os.rename(temporary, folder)
+    except OSError:  # another process finished the same cell first
+        shutil.rmtree(temporary)
+    return None
+
+
+def _compute(cell: ExplainCell) -> tuple[dict[str, pd.DataFrame], dict]:
+    settings, seed = cell.settings, cell.cell.seed
+    bench = cell.cell.source.load()
+    fold = cell.cell.outer_fold(bench)
+    train, test = bench.take(fold.train), bench.take(fold.test)
+    test = test.take((test.faulty & test.labels["category"].notna()).to_numpy())
+    started = time.perf_counter()
+    technique = cell.cell.estimator().fit(train)
+    fitted = time.perf_counter()
+    game = game_of(technique, test, train, settings.background, seed)
+    made = explain_runs(technique, test, game, settings, seed)
+    explained_ = time.perf_counter()
+    deletion, curves = _deletions(game, made.groups, settings, seed)
+    deleted = time.perf_counter()
+    stability = _stability(cell, train, test, made.groups)
+    checks = {
+        **made.checks,
+        "seconds_fit": fitted - started,
+        "seconds_explain": explained_ - fitted,
+        "seconds_delete": deleted - explained_,
+        "seconds_stability": time.perf_counter() - deleted,
+        "runs": len(test),
+    }
+    kept = (made.verdicts, made.groups, _as_file(made.columns), made.prototypes, deletion, curves, stability)
+    return dict(zip(TABLES, kept, strict=True)), checks
+
+
+def _tree_groups(technique: Technique, bench: Bench, game: Game) -> tuple[pd.DataFrame, pd.DataFrame, dict]:
+    values = bench_values(bench)
+    names, owner = column_owners(bench.X.columns, bench.arch)
+    parts, columns, error, relative = [], [], 0.0, 0.0
+    for part in explained(technique, bench):
+        model = part.model
+        seen, background = model.prepare(values[part.rows]), model.prepare(game.background)
+        for form in FORMS:
+            found = tree_shap(model, seen, part.target, background if form == "interventional" else None)
+            error = max(error, found.error)
+            relative = max(relative, found.error / max(float(np.abs(found.margin).max(initial=0.0)), 1e-12))
+            for absolute, summed in enumerate(by_group(found.values, owner[model.columns], len(names))):
+                parts.append(_long(summed, bench.runs[part.rows], names, part.level, shap_kind(form, bool(absolute))))
+            if form == "interventional":
+                full = np.zeros((len(part.rows), len(owner)), dtype=np.float32)
+                full[:, model.columns] = found.values
+                index = pd.MultiIndex.from_product([[part.level], bench.runs[part.rows]], names=["level", "run"])
+                columns.append(pd.DataFrame(full, index=index, columns=bench.X.columns))
+    checks = {"sum_error": error, "sum_error_relative": relative}
+    return pd.concat(parts, ignore_index=True), pd.concat(columns), checks
+
+
+def _group_shapley(game: Game, settings: Settings, seed: int) -> tuple[pd.DataFrame, dict]:
+    mean, error = sampled_group_shapley(game, settings.draws, seed)
+    parts = []
+    for at, level in enumerate(game.levels):
+        signed = _long(mean[:, :, at], game.runs, game.groups, level, GROUP_SHAPLEY, error[:, :, at])
+        absolute = signed.assign(kind=GROUP_SHAPLEY_ABSOLUTE, value=signed["value"].abs())
+        parts += [signed, absolute]
+    table = pd.concat(parts, ignore_index=True).dropna(subset=["value"])
+    signed = table[table["kind"] == GROUP_SHAPLEY]
+    size = signed.groupby(["level", "run"])["value"].apply(lambda v: v.abs().max())
+    share = signed.groupby(["level", "run"])["error"].mean() / size
+    checks = {"shapley_error_share": float(share.median())}
+    return table, {**checks, **_exact_check(game, settings, mean, error)}
+
+
+def _exact_check(game: Game, settings: Settings, mean: np.ndarray, error: np.ndarray) -> dict:
+    """On a few runs: correlation of sampled and exact values, both against the same few background runs."""
+    small = replace(game, background=game.background[: settings.exact_background])
+    drawn, _ = sampled_group_shapley(small, settings.exact_background * (settings.draws // settings.exact_background))
+    agreed, largest = [], []
+    for row in np.linspace(0, len(game.runs) - 1, min(EXACT_RUNS, len(game.runs))).astype(int):
+        exact = exact_group_shapley(small, row)
+        for at in range(len(game.levels)):
+            if np.isfinite(exact[:, at]).all() and np.ptp(exact[:, at]) > 0:
+                agreed.append(float(np.corrcoef(exact[:, at], drawn[row, :, at])[0, 1]))
+                largest.append(float(np.abs(exact[:, at] - drawn[row, :, at]).max() / np.abs(exact[:, at]).max()))
+    return {
+        "exact_correlation": min(agreed, default=float("nan")),
+        "exact_deviation": max(largest, default=float("nan")),
+    }
+
+
+def _prototype_groups(technique: DefaultPlusPlus, bench: Bench) -> pd.DataFrame:
+    table = technique.explain(bench)
+    parts = [
+        _long(table[part].to_numpy(), bench.runs, list(table[part]), 3, kind)
+        for part, kind in (("delta", PROTOTYPE_DELTA), ("weight", PROTOTYPE_WEIGHT))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _nearest_prototypes(technique: DefaultPlusPlus, bench: Bench) -> pd.DataFrame:
+    diagnoser = technique.diagnoser_
+    if not diagnoser.space.classes:
+        return pd.DataFrame(columns=["run", "prototype", "distance"])
+    diagnoser.network.eval()
+    with torch.no_grad():
+        H = diagnoser.network.embed(diagnoser.inputs(bench.X)).cpu().numpy()
+    names = [f"{category}/{cause}" for category, cause in diagnoser.space.classes]
+    total = pd.DataFrame(group_distances(H, diagnoser.prototypes).sum(axis=2), index=bench.runs, columns=names)
+    long = total.rename_axis(index="run", columns="prototype").stack().rename("distance").reset_index()
+    return (
+        long.sort_values("distance", kind="stable")
+        .groupby("run", sort=False)
+        .head(PROTOTYPES_KEPT)
+        .reset_index(drop=True)
+    )
+
+
+def _deletions(game: Game, groups: pd.DataFrame, settings: Settings, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The test on k groups, and the curves, for every kind: both long, one row per run (and step)."""
+    others = drops_of_others(game, other_subsets(len(game.groups), settings.deleted, settings.subsets, seed))
+    chance = random_curves(game, settings.orders, seed)
+    tests, curves = [], [_curve(chance[:, :, at], game.runs, level, "random") for at, level in enumerate(game.levels)]
+    for level, kind in kinds_of(groups):
+        scores = wide(groups, level, kind, game.runs, list(game.groups))
+        scores = np.where(np.isnan(scores), 0.0, scores)
+        test = deletion_test(game, scores, level, others, settings.deleted, seed)
+        tests.append(test.assign(level=level, kind=kind).rename_axis("run").reset_index())
+        curves.append(_curve(deletion_curve(game, ranked(scores, seed), level), game.runs, level, kind))
+    return pd.concat(tests, ignore_index=True).dropna(), pd.concat(curves, ignore_index=True).dropna()
+
+
+def _stability(cell: ExplainCell, train: Bench, test: Bench, groups: pd.DataFrame) -> pd.DataFrame:
+    """Agreement with the explanations of the same technique, fitted on a part of the training runs."""
+    columns = ["level", "kind", "run", "spearman", "top1"]
+    share, seed = cell.settings.resample, cell.cell.seed
+    if not share:
+        return pd.DataFrame(columns=columns)
+    rows = np.random.default_rng(seed + 1).permutation(len(train))[: round(share * len(train))]
+    part = train.take(np.sort(rows))
+    technique = cell.cell.estimator().fit(part)
+    game = game_of(technique, test, part, cell.settings.background, seed)
+    again = explain_runs(technique, test, game, cell.settings, seed).groups
+    found = []
+    for level, kind in kinds_of(groups):
+        a, b = (wide(table, level, kind, test.runs, list(game.groups)) for table in (groups, again))
+        known = np.isfinite(a).all(axis=1) & np.isfinite(b).all(axis=1)
+        if known.any():
+            values = {"spearman": spearman(a[known], b[known]), "top1": top_overlap(a[known], b[known], 1)}
+            found.append(pd.DataFrame({"level": level, "kind": kind, "run": test.runs[known], **values}))
+    return pd.concat(found, ignore_index=True)[columns]
+
+
+def _long(
+    values: np.ndarray, runs: pd.Index, names, level: int, kind: str, error: np.ndarray | None = None
+) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "run": np.repeat(np.asarray(runs, dtype=object), len(names)),
+            "level": level,
+            "kind": kind,
+            "group": np.tile(np.asarray(names, dtype=object), len(runs)),
+            "value": values.reshape(-1),
+            "error": 0.0 if error is None else error.reshape(-1),
+        }
+    )
+
+
+def _curve(margins: np.ndarray, runs: pd.Index, level: int, kind: str) -> pd.DataFrame:
+    table = pd.DataFrame(margins, index=pd.Index(runs, name="run")).rename_axis(columns="step")
+    return table.stack().rename("margin").reset_index().assign(level=level, kind=kind)
+
+
+def _as_file(columns: pd.DataFrame) -> pd.DataFrame:
+    return columns.loc[:, (columns != 0).any()] if len(columns) else columns
+
+
+@cache
+def _code_revision() -> str:
+    digest = hashlib.sha256()
+    for name in ("explanations", "margins", "shapley", "deletion", "agreement"):
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:12]
