@@ -1,9 +1,9 @@
 """How well an explanation's ranking of groups agrees with the truth, with another explanation, and with itself.
 
-Every figure comes with what it would be by chance, computed exactly, in two forms. *Uniform*: all rankings of the groups
-equally likely. *Shuffled*: the explanations that were given, dealt out to the runs anew; an explanation that names
-the same groups for every run can't do better than that. Scores may tie (a prototype's weights are often zero): every
-figure is the expectation over random orders of tied groups.
+Every figure comes with what it would be by chance, computed exactly, in two forms. *Uniform*: all rankings of the
+groups equally likely. *Shuffled*: the explanations that were given, dealt out to the runs anew; an explanation that
+names the same groups for every run can't do better than that. Scores may tie (a prototype's weights are often zero):
+every figure is the expectation over random orders of tied groups.
 """
 
 from __future__ import annotations

@@ -1,44 +1,25 @@
-"""Explanations of one technique on one outer fold: fitted on its training runs, made for its faulty test runs, kept.
+"""What a fitted technique says of some runs, and why, by every kind of explanation that it allows.
 
-Kinds of explanation, each one number per run, level and feature group:
+Each kind is one number per run, level and feature group:
 
-* SHAP values of a tree ensemble's columns, summed by group, in both forms of `shapley`, with their signs and in absolute
-  value;
+* SHAP values of a tree ensemble's columns, summed by group, in both forms of `shapley`, with their signs and in
+  absolute value;
 * Shapley values of the groups themselves, sampled, for DEFault++;
 * the prototype explanation of DEFault++: Δ_g ("delta") and w_g ("weight"), Level 3 only (manuscript §4.3).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import time
-import warnings
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
-from threadpoolctl import threadpool_limits
 
 from baselines.defaultpp.estimator import DefaultPlusPlus
 from baselines.defaultpp.prototypes import group_distances
 from baselines.technique import Technique
-from experiments.engine.agreement import spearman, top_overlap
-from experiments.engine.cells import Cell
-from experiments.engine.deletion import (
-    deletion_curve,
-    deletion_test,
-    drops_of_others,
-    other_subsets,
-    ranked,
-    random_curves,
-)
-from experiments.engine.margins import Game, bench_values, column_owners, confidences, explained, game_of
+from experiments.engine.margins import Game, bench_values, column_owners, confidences, explained
 from experiments.engine.shapley import FORMS, by_group, exact_group_shapley, sampled_group_shapley, tree_shap
 from features.bench import Bench
 
@@ -125,74 +106,6 @@ def kinds_of(groups: pd.DataFrame) -> list[tuple[int, str]]:
     )
 
 
-@dataclass(frozen=True)
-class ExplainCell:
-    """One technique on one outer fold, explained. Its folder appears by rename, whole or not at all."""
-
-    cell: Cell
-    settings: Settings = Settings()
-
-    def folder(self, store: Path) -> Path:
-        """Where the tables lie once they are computed; named by all that decides them."""
-        identity = {"cell": self.cell.identity(), "settings": asdict(self.settings), "code": _code_revision()}
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        return store / f"explain-{self.cell.technique}-{self.cell.fold}-{digest}"
-
-
-TABLES = ("verdicts", "groups", "columns", "prototypes", "deletion", "curves", "stability")
-
-
-def explain_cell(cell: ExplainCell, store: Path) -> str | None:
-    """Compute and keep a cell's tables, unless they are there. Gives the technique's error, if it had one."""
-    folder = cell.folder(store)
-    if folder.exists():
-        return None
-    try:
-        with warnings.catch_warnings(), threadpool_limits(1):
-            warnings.simplefilter("ignore")
-            tables, checks = _compute(cell)
-    except Exception as error:  # one technique that can't be explained must not cost the others their tables
-        return f"{cell.cell.technique}, fold {cell.cell.fold}: {type(error).__name__}: {error}"
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for name, table in tables.items():
-        table.to_parquet(temporary / f"{name}.parquet")
-    (temporary / "checks.json").write_text(json.dumps(checks, indent=1))
-    try:
-        os.rename(temporary, folder)
-    except OSError:  # another process finished the same cell first
-        shutil.rmtree(temporary)
-    return None
-
-
-def _compute(cell: ExplainCell) -> tuple[dict[str, pd.DataFrame], dict]:
-    settings, seed = cell.settings, cell.cell.seed
-    bench = cell.cell.source.load()
-    fold = cell.cell.outer_fold(bench)
-    train, test = bench.take(fold.train), bench.take(fold.test)
-    test = test.take((test.faulty & test.labels["category"].notna()).to_numpy())
-    started = time.perf_counter()
-    technique = cell.cell.estimator().fit(train)
-    fitted = time.perf_counter()
-    game = game_of(technique, test, train, settings.background, seed)
-    made = explain_runs(technique, test, game, settings, seed)
-    explained_ = time.perf_counter()
-    deletion, curves = _deletions(game, made.groups, settings, seed)
-    deleted = time.perf_counter()
-    stability = _stability(cell, train, test, made.groups)
-    checks = {
-        **made.checks,
-        "seconds_fit": fitted - started,
-        "seconds_explain": explained_ - fitted,
-        "seconds_delete": deleted - explained_,
-        "seconds_stability": time.perf_counter() - deleted,
-        "runs": len(test),
-    }
-    kept = (made.verdicts, made.groups, _as_file(made.columns), made.prototypes, deletion, curves, stability)
-    return dict(zip(TABLES, kept, strict=True)), checks
-
-
 def _tree_groups(technique: Technique, bench: Bench, game: Game) -> tuple[pd.DataFrame, pd.DataFrame, dict]:
     values = bench_values(bench)
     names, owner = column_owners(bench.X.columns, bench.arch)
@@ -263,50 +176,16 @@ def _nearest_prototypes(technique: DefaultPlusPlus, bench: Bench) -> pd.DataFram
     diagnoser.network.eval()
     with torch.no_grad():
         H = diagnoser.network.embed(diagnoser.inputs(bench.X)).cpu().numpy()
-    names = [f"{category}/{cause}" for category, cause in diagnoser.space.classes]
-    total = pd.DataFrame(group_distances(H, diagnoser.prototypes).sum(axis=2), index=bench.runs, columns=names)
-    long = total.rename_axis(index="run", columns="prototype").stack().rename("distance").reset_index()
-    return (
-        long.sort_values("distance", kind="stable")
-        .groupby("run", sort=False)
-        .head(PROTOTYPES_KEPT)
-        .reset_index(drop=True)
+    total = group_distances(H, diagnoser.prototypes).sum(axis=2)
+    nearest = np.argsort(total, axis=1, kind="stable")[:, :PROTOTYPES_KEPT]
+    names = np.array([f"{category}/{cause}" for category, cause in diagnoser.space.classes], dtype=object)
+    return pd.DataFrame(
+        {
+            "run": np.repeat(np.asarray(bench.runs, dtype=object), nearest.shape[1]),
+            "prototype": names[nearest].reshape(-1),
+            "distance": np.take_along_axis(total, nearest, axis=1).reshape(-1),
+        }
     )
-
-
-def _deletions(game: Game, groups: pd.DataFrame, settings: Settings, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The test on k groups, and the curves, for every kind: both long, one row per run (and step)."""
-    others = drops_of_others(game, other_subsets(len(game.groups), settings.deleted, settings.subsets, seed))
-    chance = random_curves(game, settings.orders, seed)
-    tests, curves = [], [_curve(chance[:, :, at], game.runs, level, "random") for at, level in enumerate(game.levels)]
-    for level, kind in kinds_of(groups):
-        scores = wide(groups, level, kind, game.runs, list(game.groups))
-        scores = np.where(np.isnan(scores), 0.0, scores)
-        test = deletion_test(game, scores, level, others, settings.deleted, seed)
-        tests.append(test.assign(level=level, kind=kind).rename_axis("run").reset_index())
-        curves.append(_curve(deletion_curve(game, ranked(scores, seed), level), game.runs, level, kind))
-    return pd.concat(tests, ignore_index=True).dropna(), pd.concat(curves, ignore_index=True).dropna()
-
-
-def _stability(cell: ExplainCell, train: Bench, test: Bench, groups: pd.DataFrame) -> pd.DataFrame:
-    """Agreement with the explanations of the same technique, fitted on a part of the training runs."""
-    columns = ["level", "kind", "run", "spearman", "top1"]
-    share, seed = cell.settings.resample, cell.cell.seed
-    if not share:
-        return pd.DataFrame(columns=columns)
-    rows = np.random.default_rng(seed + 1).permutation(len(train))[: round(share * len(train))]
-    part = train.take(np.sort(rows))
-    technique = cell.cell.estimator().fit(part)
-    game = game_of(technique, test, part, cell.settings.background, seed)
-    again = explain_runs(technique, test, game, cell.settings, seed).groups
-    found = []
-    for level, kind in kinds_of(groups):
-        a, b = (wide(table, level, kind, test.runs, list(game.groups)) for table in (groups, again))
-        known = np.isfinite(a).all(axis=1) & np.isfinite(b).all(axis=1)
-        if known.any():
-            values = {"spearman": spearman(a[known], b[known]), "top1": top_overlap(a[known], b[known], 1)}
-            found.append(pd.DataFrame({"level": level, "kind": kind, "run": test.runs[known], **values}))
-    return pd.concat(found, ignore_index=True)[columns]
 
 
 def _long(
@@ -322,20 +201,3 @@ def _long(
             "error": 0.0 if error is None else error.reshape(-1),
         }
     )
-
-
-def _curve(margins: np.ndarray, runs: pd.Index, level: int, kind: str) -> pd.DataFrame:
-    table = pd.DataFrame(margins, index=pd.Index(runs, name="run")).rename_axis(columns="step")
-    return table.stack().rename("margin").reset_index().assign(level=level, kind=kind)
-
-
-def _as_file(columns: pd.DataFrame) -> pd.DataFrame:
-    return columns.loc[:, (columns != 0).any()] if len(columns) else columns
-
-
-@cache
-def _code_revision() -> str:
-    digest = hashlib.sha256()
-    for name in ("explanations", "margins", "shapley", "deletion", "agreement"):
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
-    return digest.hexdigest()[:12]

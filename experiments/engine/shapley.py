@@ -44,7 +44,7 @@ def tree_shap(model: TreeModel, seen: np.ndarray, target: np.ndarray, background
     """SHAP values of each row's margin towards its `target` class: interventional with a background, else by paths.
 
     `seen` is n × d and `background` B × d, both as the ensemble sees them. The interventional base is the mean of the
-    model's own margins over the background: for several classes shap leaves XGBoost's constant out of its expected value.
+    model's own margins over the background: shap's expected value lacks XGBoost's constant if there are many classes.
     """
     import shap  # several seconds to import, and only explanations need it
 
