@@ -1,0 +1,131 @@
+"""Build the embedded bench: pretrain the bases, run the campaign, assemble the tables and the data card.
+
+python experiments/build_bench.py                    # continues where it was stopped
+python experiments/build_bench.py --assemble-only    # tables of whatever is finished
+python experiments/build_bench.py --minutes 60 --workers 8
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import joblib
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from features.bench import EMBEDDED, BenchError, write_parquet
+from features.build.campaign import Campaign
+from features.build.outcome import Outcome, Store
+from features.build.sampling import pairs
+from features.build.table import attempts, bench_of, paired_of, survivors_of
+from features.taxonomy import ARCHITECTURES
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def build(
+    family: Annotated[list[str] | None, typer.Option(help="Model families; default: all seven.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Tasks; default: all nine.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="dask scheduler, such as tcp://host:8786.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Start no configuration after so long, then assemble.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of one mutant per category and pair; default: all.")
+    ] = None,
+    store: Annotated[Path, typer.Option(help="Folder of finished configurations.")] = Path(".cache/campaign"),
+    out: Annotated[Path, typer.Option(help="Folder of the tables.")] = EMBEDDED,
+    assemble_only: Annotated[bool, typer.Option(help="Run nothing: tables of what the store holds.")] = False,
+    bases_only: Annotated[bool, typer.Option(help="Pretrain the missing bases and stop.")] = False,
+) -> None:
+    """Run what is missing of the campaign and write the tables."""
+    console = Console()
+    chosen = [p for p in pairs() if (not family or p[0].name in family) and (not task or p[1] in task)]
+    if not chosen:
+        raise BenchError(f"no pair of families {family} and tasks {task}")
+    _bases(chosen, console)
+    if bases_only:
+        return
+    workers = workers or joblib.cpu_count()
+    deadline = None if minutes is None else time.time() + 60 * minutes
+    campaign = Campaign(Store(store), chosen, workers, deadline=time.time() if assemble_only else deadline)
+    with _cluster(scheduler, campaign), _shown(console, campaign):
+        campaign.run(rounds)
+    write_parquet(attempts(campaign), out / "attempts.parquet", index=False)
+    for arch in ARCHITECTURES:
+        _assemble(campaign, arch, out, console)
+
+
+def _bases(chosen, console: Console) -> None:
+    from features.build.base import base_path, pretrain, save_base
+
+    for missing in dict.fromkeys(f for f, _ in chosen if not base_path(f).exists()):
+        with Progress(console=console) as progress:
+            bar = progress.add_task(f"pretraining {missing.name}")
+
+            def report(step, steps, loss, bar=bar, progress=progress):
+                progress.update(bar, completed=step + 1, total=steps)
+
+            save_base(missing, pretrain(missing, report=report))
+
+
+def _assemble(campaign: Campaign, arch, out: Path, console: Console) -> None:
+    if not any(f.arch == arch and campaign.accepted(f"{f.name}/{t}") for f, t in campaign.chosen):
+        return
+    bench = bench_of(campaign, arch)
+    bench.save(out / f"{arch}.parquet")
+    paired_of(campaign, bench).save(out / f"{arch}.paired.parquet")
+    survivors = survivors_of(campaign, arch)
+    if survivors is not None:
+        survivors.save(out / f"survivors_{arch}.parquet")
+    console.print(
+        f"{arch}: {int(bench.faulty.sum())} killed, {int((~bench.faulty).sum())} correct, "
+        f"{0 if survivors is None else len(survivors)} survivors, {bench.pair.nunique()} pairs"
+    )
+
+
+@contextmanager
+def _cluster(scheduler: str | None, campaign: Campaign):
+    if scheduler is None:
+        yield
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise BenchError("--scheduler needs dask.distributed: pip install 'transformer-fault-bench[cluster]'") from None
+    with Client(scheduler) as client, joblib.parallel_config(backend="dask", wait_for_workers_timeout=60):
+        campaign.workers = sum(client.nthreads().values())
+        yield
+
+
+@contextmanager
+def _shown(console: Console, campaign: Campaign):
+    columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
+        bar = progress.add_task("")
+
+        def report(done: int, waiting: int, outcome: Outcome) -> None:
+            killed = sum(len(campaign.killed(f"{f.name}/{t}")) for f, t in campaign.chosen)
+            progress.update(
+                bar, completed=done, total=done + waiting, description=f"{killed} killed, last {outcome.id}"
+            )
+
+        campaign.report = report
+        yield
+
+
+def main() -> None:
+    """Run the command; wrong input is one line and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except BenchError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

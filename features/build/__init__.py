@@ -1,0 +1,1 @@
+"""The bench campaign: tiny models, tasks, paired fine-tuning runs, kill test and clean variants."""

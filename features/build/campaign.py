@@ -1,0 +1,135 @@
+"""The campaign: clean settings first, then rounds of mutants with as many clean settings as mutants were killed.
+
+Phase 1 runs each pair's base and its first clean settings. Phase 2 runs rounds: one mutant per category and pair, then
+further clean settings for each pair that has more killed mutants than correct rows. Every finished configuration is a
+file that a later start reads instead of running it again, so the campaign may be killed at any point.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+from joblib import Parallel, delayed
+
+from features.build.families import Family
+from features.build.outcome import Outcome, Store, run_configuration, verdict
+from features.build.run import Configuration
+from features.build.sampling import pairs, rounds
+from features.build.variants import setting
+from features.inject import Fault
+
+FIRST_SETTINGS = 6
+"""Clean settings (the base included) that each pair runs first; mutants are run under the accepted ones of them."""
+MOST_SETTINGS = 60
+
+
+def clean(family: Family, task_name: str, number: int) -> Configuration:
+    """The clean configuration of a pair's setting."""
+    return Configuration(family.name, task_name, setting(f"{family.name}/{task_name}", number))
+
+
+def mutant(of: Configuration, fault: Fault) -> Configuration:
+    """The mutant of a clean configuration."""
+    return replace(of, fault=fault)
+
+
+@dataclass
+class Campaign:
+    """A campaign over some pairs, kept in a store.
+
+    `clean` maps a pair to its clean outcomes by setting number, `mutants` to its mutant outcomes in order.
+    `workers` processes run the configurations (joblib; a dask cluster if one is configured by `parallel_config`).
+    `report(done, waiting, outcome)` is called after each configuration.
+    """
+
+    store: Store
+    chosen: list[tuple[Family, str]] = field(default_factory=pairs)
+    workers: int = 1
+    report: Callable[[int, int, Outcome], None] | None = None
+    deadline: float | None = None
+    clean: dict[str, dict[int, Outcome]] = field(default_factory=dict)
+    mutants: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    def run(self, max_rounds: int | None = None) -> Campaign:
+        """Run, or go on, until the rounds are used up or the deadline (as of `time.time()`) has passed."""
+        self._run([(clean(*pair, n), None) for n in range(FIRST_SETTINGS) for pair in self.chosen])
+        plans = [rounds(*pair) for pair in self.chosen]
+        for number, of_round in enumerate(zip_longest(*plans, fillvalue={})):
+            if self.over or (max_rounds is not None and number >= max_rounds):
+                break
+            self._run(list(self._round(number, of_round)))
+            self._run(list(self._missing_clean()))
+        return self
+
+    @property
+    def over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and time.time() > self.deadline
+
+    def accepted(self, pair: str) -> list[Outcome]:
+        """The pair's clean outcomes that the kill test does not tell from the base, the base first."""
+        found = self.clean.get(pair, {})
+        if 0 not in found or not found[0].complete:
+            return []
+        return [o for _, o in sorted(found.items()) if o.complete and not verdict(found[0], o).killed]
+
+    def reference(self, configuration: Configuration) -> Outcome:
+        """The clean outcome that a mutant is compared with: that of its own setting."""
+        return self.clean[configuration.pair][configuration.setting.number]
+
+    def killed(self, pair: str) -> list[Outcome]:
+        """The pair's killed mutants."""
+        return [
+            o for o in self.mutants.get(pair, []) if o.complete and verdict(self.reference(o.configuration), o).killed
+        ]
+
+    def _round(self, number: int, of_round: tuple[dict[str, Fault], ...]) -> Iterator[tuple]:
+        by_pair = [list(faults.values()) for faults in of_round]
+        for turn, faults in enumerate(zip_longest(*by_pair)):
+            for (family, task_name), fault in zip(self.chosen, faults, strict=True):
+                pair = f"{family.name}/{task_name}"
+                usable = [o for o in self.accepted(pair) if o.configuration.setting.number < FIRST_SETTINGS]
+                if fault is not None and usable:
+                    reference = usable[(number + turn) % len(usable)]
+                    yield mutant(reference.configuration, fault), reference.qualities
+
+    def _missing_clean(self) -> Iterator[tuple]:
+        for family, task_name in self.chosen:
+            pair = f"{family.name}/{task_name}"
+            missing = len(self.killed(pair)) - len(self.accepted(pair))
+            following = max(self.clean.get(pair, {0: None})) + 1
+            for number in range(following, min(following + missing, MOST_SETTINGS)):
+                yield clean(family, task_name, number), None
+
+    def _run(self, planned: list[tuple[Configuration, tuple[float, ...] | None]]) -> None:
+        waiting = []
+        for configuration, reference in planned:
+            stored = self.store.load(configuration)
+            if stored is None:
+                waiting.append((configuration, reference))
+            else:
+                self._take(stored)
+        finished = Parallel(n_jobs=self.workers, return_as="generator_unordered", pre_dispatch="2*n_jobs")(
+            delayed(run_configuration)(c, r) for c, r in self._until_over(waiting)
+        )
+        for done, outcome in enumerate(finished, start=1):
+            self.store.save(outcome)
+            self._take(outcome)
+            if self.report:
+                self.report(done, len(waiting) - done, outcome)
+
+    def _until_over(self, waiting: Iterable) -> Iterator:
+        for job in waiting:
+            if self.over:
+                return
+            yield job
+
+    def _take(self, outcome: Outcome) -> None:
+        configuration = outcome.configuration
+        if configuration.fault is None:
+            self.clean.setdefault(configuration.pair, {})[configuration.setting.number] = outcome
+        else:
+            self.mutants.setdefault(configuration.pair, []).append(outcome)

@@ -1,0 +1,146 @@
+"""One fine-tuning run: family, task, setting, fault and seed in; vector, log and quality out.
+
+A run with a fault and its clean twin share everything but the fault: head, data order, dropout stream, probe batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import torch
+from torch import nn
+
+from features.build.base import from_base
+from features.build.families import family
+from features.build.tasks import task
+from features.build.tasks.task import examples
+from features.build.validation import validate
+from features.build.variants import Setting
+from features.inject import Fault, InjectionError, inject
+from features.measure import Recorder
+
+EPOCHS = 6
+STEPS_PER_EPOCH = 6
+MEASURE_EVERY = 3
+WEIGHT_DECAY = 0.01
+CLIP_NORM = 1.0
+VALIDATION_SIZE = 128
+TEST_SIZE = 384
+PROBE_SIZE = 8
+
+
+class InvalidRun(RuntimeError):
+    """A run that makes its configuration no mutant: it crashed, was not finite, or the fault could not be applied."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What is run, but for the seed. `fault` is None for a clean run."""
+
+    family: str
+    task: str
+    setting: Setting = Setting()
+    fault: Fault | None = None
+
+    @property
+    def pair(self) -> str:
+        """The splitting unit."""
+        return f"{self.family}/{self.task}"
+
+    @property
+    def arch(self) -> str:
+        return family(self.family).arch
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Of `Run.quality`: accuracy for encoders, log-perplexity for decoders."""
+        return self.arch == "encoder"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: quality on the test split, the vector, the log without run id, and its processor seconds."""
+
+    quality: float
+    vector: pd.Series
+    log: pd.DataFrame
+    seconds: float
+
+
+def fine_tune(configuration: Configuration, seed: int) -> Run:
+    """Fine-tune once and measure. The same arguments give the same vector in every process, machine columns apart.
+
+    Raises InvalidRun with the reason if the run crashed or its losses were not finite.
+    """
+    started = time.process_time()
+    setting, chosen = configuration.setting, task(configuration.task)
+    seed = seed + setting.shift
+    segments = configuration.family == "bert"
+    train = examples(chosen, "train", chosen.examples, segments)
+    held_out = examples(chosen, "validation", VALIDATION_SIZE + TEST_SIZE, segments)
+    validation, test = held_out.part(0, VALIDATION_SIZE), held_out.part(VALIDATION_SIZE, None)
+    model = from_base(family(configuration.family), seed).train()
+    steps = EPOCHS * STEPS_PER_EPOCH
+    optimizer = adamw(model, chosen.learning_rate * setting.rate_factor)
+    rows = order(len(train), setting.batch_size, steps, seed)
+    with ExitStack() as stack:
+        if configuration.fault is not None:
+            try:
+                stack.enter_context(inject(model, replace(configuration.fault, seed=seed), optimizer=optimizer))
+            except InjectionError as error:
+                raise InvalidRun(f"not applicable: {error}") from error
+        recorder = stack.enter_context(Recorder(model, MEASURE_EVERY, train.take(slice(PROBE_SIZE)), chosen.arch))
+        rates = schedule(optimizer, steps, setting.warmup)
+        torch.manual_seed(seed)
+        try:
+            for step, of_step in enumerate(rows):
+                batch = train.take(of_step)
+                loss = model(**batch).loss
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+                optimizer.step()
+                recorder.step(loss, batch, optimizer)
+                optimizer.zero_grad()
+                rates.step()
+                if (step + 1) % STEPS_PER_EPOCH == 0:
+                    _close_epoch(recorder, validate(model, chosen, validation))
+            quality = validate(model, chosen, test)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise InvalidRun(f"crashed: {type(error).__name__}: {error}") from error
+        vector, log = recorder.vector(), recorder.log()
+    if not math.isfinite(quality.loss) or not log.loc[log["metric"] == "step_loss", "value"].map(math.isfinite).all():
+        raise InvalidRun("not finite: a loss was NaN or infinite")
+    value = quality.accuracy if chosen.arch == "encoder" else quality.loss
+    return Run(value, vector, log, time.process_time() - started)
+
+
+def _close_epoch(recorder: Recorder, found) -> None:
+    recorder.epoch(val_loss=found.loss, val_accuracy=found.accuracy, val_perplexity=found.perplexity, val_ece=found.ece)
+
+
+def order(pool: int, batch_size: int, steps: int, seed: int) -> list[torch.Tensor]:
+    """Rows of each step's batch: the pool without replacement, shuffled again whenever it runs out."""
+    generator = torch.Generator().manual_seed(seed)
+    passes = math.ceil(steps * batch_size / pool)
+    rows = torch.cat([torch.randperm(pool, generator=generator) for _ in range(passes)])
+    return list(rows[: steps * batch_size].split(batch_size))
+
+
+def adamw(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """AdamW with decay on matrices only, as transformers' Trainer sets it up."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, fused=True)
+
+
+def schedule(optimizer: torch.optim.Optimizer, steps: int, warmup: float):
+    """Linear warm-up over that share of the steps, then linear decay to 0."""
+    rising = max(1, round(steps * warmup))
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / rising, (steps - step) / max(1, steps - rising))
+    )
