@@ -55,6 +55,7 @@ class Symptoms:
 
 
 def log_symptoms(log: RunLog, p: Thresholds) -> Symptoms:
+    """The symptoms at every epoch; looked at and judged only at the checks."""
     t = np.arange(len(log.times))
     s = Symptoms((len(log.runs), len(t)))
     live = t < log.epochs[:, None]
@@ -89,12 +90,14 @@ def log_symptoms(log: RunLog, p: Thresholds) -> Symptoms:
 
 
 def phase_symptoms(phases: RunPhases, p: Thresholds) -> Symptoms:
+    """The symptoms at every phase, each a check; validation accuracy stands in for training accuracy if need be."""
     s = Symptoms((len(phases.runs), len(phases.times)))
     if p.variant != "paper":
         # The early phase is the first third of training, which the warm-up leaves unjudged.
         s.judge[:, 0] = False
     s.count = np.broadcast_to(np.arange(1.0, 5.0), s.judge.shape)
-    s.train, s.val = phases.series("train_accuracy"), phases.series("val_accuracy")
+    s.val = phases.series("val_accuracy")
+    s.train = phases.series("train_accuracy") if phases.has("train_accuracy") else s.val
     s.loss, s.val_loss = phases.series("train_loss"), phases.series("val_loss")
     s.ratio, s.norm = phases.series("gradient_exploding"), phases.series("grad_norm_total")
     s.zeros = phases.series("grad_zero_share")
@@ -143,8 +146,10 @@ def judge(s: Symptoms, p: Thresholds) -> list[Reading]:
         broken = s.broken_gradient & low if paper else s.broken | s.broken_gradient | (s.loss >= limit)
         broken = broken if paper else np.logical_or.accumulate(broken | (s.val_loss >= limit), axis=1)
 
+    not_finite = np.logical_or.accumulate(s.broken | s.broken_gradient, axis=1)
+    largest = np.where(not_finite, np.nan, np.fmax(s.loss, s.val_loss))
     fired = {
-        "explode_nan": (broken, np.fmax(s.loss, s.val_loss), limit if np.isfinite(limit) else "finite"),
+        "explode_nan": (broken, largest, limit if np.isfinite(limit) else "finite"),
         "explode_ratio": (explode, extreme["explode"], p.beta_3 if p.form == "log" else 0.0),
         "dying_relu": (relu, extreme["dying"], p.gamma),
         "vanish": (vanish, extreme["vanish"] if p.form == "log" else s.norm, _vanish_threshold(p)),

@@ -327,6 +327,20 @@ def test_vector_form(changes, expected):
     assert table.run.tolist() == ["a"] * len(expected)
 
 
+@pytest.mark.parametrize(("accuracy", "expected"), [(0.6, ["vanish"]), (0.8, [])])
+def test_the_articles_gate_reads_validation_accuracy_in_a_vector(accuracy, expected):
+    changes = {f"val_accuracy__epoch__phase_{p}": accuracy + 0.02 * i for i, p in enumerate(PHASES)}
+    changes["grad_norm_total__epoch_mean__phase_early_mean"] = 1e-5
+    assert AutoTrainer(form="vector", variant="paper").firings(vectors(**changes)).rule.tolist() == expected
+
+
+@pytest.mark.parametrize("variant", ["code", "guarded"])
+def test_evidence_of_a_nan_says_nan(variant):
+    bench = bench_of_series({"run": log(HIGH, train_loss=[1.0, np.nan, 1.0, 1.0], val_loss=[1.0] * 4)})
+    evidence = json.loads(AutoTrainer(variant=variant).predict(bench).table.loc["run", "evidence"])
+    assert evidence["rules"][0]["observed"] == "nan"
+
+
 def test_vector_form_lists_what_it_cannot_see():
     sight = AutoTrainer(form="vector").observability(vectors())["sight"]
     assert sight["oscillation"] == "not observable"
