@@ -34,9 +34,7 @@ def build(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
     scheduler: Annotated[str | None, typer.Option(help="dask scheduler, such as tcp://host:8786.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Start no configuration after so long, then assemble.")] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of one mutant per category and pair; default: all.")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds (a mutant per category and pair); default: all.")] = None,
     store: Annotated[Path, typer.Option(help="Folder of finished configurations.")] = Path(".cache/campaign"),
     out: Annotated[Path, typer.Option(help="Folder of the tables.")] = EMBEDDED,
     assemble_only: Annotated[bool, typer.Option(help="Run nothing: tables of what the store holds.")] = False,

@@ -32,7 +32,7 @@ PAD, CLS, SEP, MASK = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: its name, architecture, depth, transformers model type, checkpoint on the hub, and a builder of the tiny configuration."""
+    """A model family; `checkpoint` is its name on the hub, `configuration` builds the tiny one from a depth."""
 
     name: str
     arch: Architecture

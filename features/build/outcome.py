@@ -1,4 +1,4 @@
-"""A finished configuration: five runs of one clean setting or one mutant, their verdict, and the file that keeps them."""
+"""A finished configuration: the runs of one clean setting or one mutant, their verdict, the file that keeps them."""
 
 from __future__ import annotations
 

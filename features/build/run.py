@@ -19,7 +19,7 @@ from features.build.families import family
 from features.build.tasks import task
 from features.build.tasks.task import examples
 from features.build.validation import validate
-from features.build.variants import Setting
+from features.build.variants import BASE_SETTING, Setting
 from features.inject import Fault, InjectionError, inject
 from features.measure import Recorder
 
@@ -43,7 +43,7 @@ class Configuration:
 
     family: str
     task: str
-    setting: Setting = Setting()
+    setting: Setting = BASE_SETTING
     fault: Fault | None = None
 
     @property

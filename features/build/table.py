@@ -190,7 +190,7 @@ _PER_STEP = {m.name for m in LOG_METRICS if m.per == "step"}
 
 
 def _compact(outcome: Outcome) -> pd.DataFrame:
-    """What rules read: all per-epoch series, loss and accuracy of every step, and unlayered figures of measured steps."""
+    """What rules read: series by epoch, loss and accuracy of every step, unlayered figures of measured steps."""
     arch = outcome.configuration.arch
     figures = {m.name for m in metrics(arch) if m.resolution != "layer"} - MACHINE_METRICS
     kept = outcome.log[outcome.log["metric"].isin(_PER_EPOCH | _PER_STEP | figures)]

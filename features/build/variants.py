@@ -29,6 +29,9 @@ class Setting:
     shift: int = 0
 
 
+BASE_SETTING = Setting()
+
+
 def setting(pair: str, number: int) -> Setting:
     """The setting of this number of a "family/task" pair: always the same one.
 
@@ -36,7 +39,7 @@ def setting(pair: str, number: int) -> Setting:
     Setting(number=0, rate_factor=1.0, batch_size=16, warmup=0.1, shift=0)
     """
     if number == 0:
-        return Setting()
+        return BASE_SETTING
     rng = np.random.default_rng([number, *pair.encode()])
     return Setting(
         number=number,

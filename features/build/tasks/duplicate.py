@@ -1,4 +1,4 @@
-"""Sentence pair, shape of QQP: does the second ask the same in the same order, in synonyms, or are words of it exchanged?"""
+"""Sentence pair, shape of QQP: does the second ask the same, in the same order, in synonyms?"""
 
 from __future__ import annotations
 

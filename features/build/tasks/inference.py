@@ -1,4 +1,4 @@
-"""Sentence pair, shape of QNLI: does the sentence answer the question, i.e. hold at least two of its three words in order?"""
+"""Sentence pair, shape of QNLI: does the sentence hold at least two of the question's words, in order?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentence pair, shape of MRPC: is the second a reworded, shuffled version of the first, or is more than one meaning changed?"""
+"""Sentence pair, shape of MRPC: is the second the first, reworded and shuffled, but for one word at most?"""
 
 from __future__ import annotations
 

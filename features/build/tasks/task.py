@@ -19,7 +19,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Sequence:
-    """One example before batching: `first` (and `second`, for a pair) as token ids, and the class of an encoder task."""
+    """One example before batching: `first` (and `second`, of a pair) as token ids, and the class (encoders)."""
 
     first: list[int]
     second: list[int] | None = None
