@@ -21,11 +21,13 @@ from features.measure.discover import Anatomy, Layer
 class LayerTrace:
     """What one layer saw and gave in one forward pass; None where nothing was seen.
 
-    `stream_in`, `stream_out` (B, T, D): the layer's input and output. `query`, `key`, `value` (B, T, width).
-    `context` (B, T, H * head size): what the output projection of attention receives. `norm_in`, `norm_out`: the
-    normalisations in the order of their calls. `pre_norm`: the first of them ran before attention.
+    `part`: the index of its module in the anatomy. `stream_in`, `stream_out` (B, T, D): the layer's input and output.
+    `query`, `key`, `value` (B, T, width). `context` (B, T, H * head size): what the output projection of attention
+    receives. `activation`: what the second FFN projection receives. `norm_in`, `norm_out`: the normalisations in the
+    order of their calls; `pre_norm`: the first of them ran before attention.
     """
 
+    part: int
     stream_in: Tensor | None = None
     stream_out: Tensor | None = None
     query: Tensor | None = None
@@ -63,8 +65,8 @@ class Capture:
     def attach(self) -> None:
         """Register the hooks."""
         self._handles = []
-        for layer in self.anatomy.layers:
-            self._hook_layer(layer)
+        for part, layer in enumerate(self.anatomy.layers):
+            self._hook_layer(part, layer)
         if self.anatomy.token_embedding is not None:
             self._after(self.anatomy.token_embedding, self._embedded)
 
@@ -110,8 +112,8 @@ class Capture:
 
         self._handles.append(module.register_forward_hook(run))
 
-    def _hook_layer(self, layer: Layer) -> None:
-        self._before(layer.module, self._enter_layer)
+    def _hook_layer(self, part: int, layer: Layer) -> None:
+        self._before(layer.module, self._enter_layer(part))
         self._after(layer.module, self._leave_layer)
         if len(layer.qkv) == 3:
             for name, module in zip(("query", "key", "value"), layer.qkv, strict=True):
@@ -127,16 +129,21 @@ class Capture:
 
     @property
     def _layer(self) -> LayerTrace:
-        if not self.trace.layers:
-            self.trace.layers.append(LayerTrace())
         return self.trace.layers[-1]
 
-    def _enter_layer(self, x):
-        self.trace.layers.append(LayerTrace(stream_in=x))
-        self.trace.in_layer = True
+    def _enter_layer(self, part: int):
+        def enter(x):
+            self.trace.layers.append(LayerTrace(part, stream_in=x))
+            self.trace.in_layer = True
+
+        return enter
 
     def _leave_layer(self, x, output):
-        self._layer.stream_out = output[0] if isinstance(output, tuple) else output
+        layer = self._layer
+        layer.stream_out = output[0] if isinstance(output, tuple) else output
+        if layer.context is None and layer.fused:
+            # nn.MultiheadAttention applies its output projection without calling it.
+            layer.context = layer.fused[-1]["output"].transpose(1, 2).flatten(2)
         self.trace.in_layer = False
 
     def _keep_output(self, name):
@@ -212,25 +219,34 @@ def intercept_attention(capture: Capture):
 def attention_of(layer: LayerTrace, rows: int) -> tuple[Tensor, Tensor] | None:
     """(scores, weights), both (rows, H, T, S), of the first `rows` examples; None if neither was seen.
 
-    Several softmax calls over slices of the queries are joined. The weights are those before dropout.
+    Calls over slices of the queries, or over one head each, are joined; of repeated calls the last one counts. The
+    weights are those before dropout.
     """
-    batch = layer.stream_in.shape[0]
+    batch, length = layer.stream_in.shape[:2]
     if layer.softmax:
-        scores, weights = (_joined([c[i] for c in layer.softmax], layer.stream_in.shape, rows) for i in (0, 1))
-        return None if scores is None else (scores, weights)
-    if layer.fused and layer.fused[-1]["query"].shape[0] == batch:
-        return _from_kernel(layer.fused[-1], rows)
-    return None
-
-
-def _joined(parts: list[Tensor], shape: tuple[int, ...], rows: int) -> Tensor | None:
-    batch, length = shape[:2]
-    parts = [p.reshape(batch, -1, *p.shape[-2:])[:rows] if p.ndim == 3 else p[:rows] for p in parts]
-    if parts[-1].ndim != 4:
+        parts = [tuple(_by_head(x, batch)[:rows].detach() for x in call) for call in layer.softmax]
+    else:
+        parts = [_from_kernel(call, rows) for call in layer.fused]
+    if not parts or any(x.ndim != 4 for x in parts[-1]):
         return None
-    if parts[-1].shape[-2] == length:
-        return parts[-1].detach()
-    return torch.cat(parts, dim=-2).detach() if sum(p.shape[-2] for p in parts) == length else None
+    along = _join(parts, length)
+    if along is None:
+        return parts[-1] if parts[-1][1].shape[2] == length else None
+    return tuple(torch.cat([part[i] for part in parts], dim=along) for i in (0, 1))
+
+
+def _by_head(x: Tensor, batch: int) -> Tensor:
+    return x.reshape(batch, -1, *x.shape[-2:]) if x.ndim == 3 else x
+
+
+def _join(parts: list[tuple[Tensor, Tensor]], length: int) -> int | None:
+    """The dimension along which partial results make one: heads (1), queries (2), or none."""
+    shapes = [weights.shape for _, weights in parts]
+    if len(parts) == 1 or any(len(shape) != 4 for shape in shapes):
+        return None
+    if all(shape[1] == 1 and shape[2] == length for shape in shapes):
+        return 1
+    return 2 if sum(shape[2] for shape in shapes) == length else None
 
 
 def _from_kernel(call: dict, rows: int) -> tuple[Tensor, Tensor]:

@@ -85,6 +85,11 @@ def dissect(model: nn.Module, arch: Architecture | None = None) -> Anatomy:
             f"{type(model).__name__}: no self-attention was found (a module with query, key and value projections, "
             "a fused Conv1D projection, or an nn.MultiheadAttention)"
         )
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__}: an encoder-decoder, whose cross-attention has no place in the vector; measure "
+            "encoders or decoders"
+        )
     holders = [
         element
         for stack in model.modules()
@@ -102,12 +107,13 @@ def dissect(model: nn.Module, arch: Architecture | None = None) -> Anatomy:
                 f"{type(model).__name__}: {name!r} is not the only attention of a layer in an nn.ModuleList; models "
                 "with cross-attention (encoder-decoders) are not measured"
             )
+    tokens = _token_embedding(model)
     return Anatomy(
         model=model,
         arch=arch or _architecture(layers),
         layers=layers,
-        token_embedding=_token_embedding(model),
-        positions=_positions(model),
+        token_embedding=tokens,
+        positions=_positions(model, tokens),
     )
 
 
@@ -205,13 +211,16 @@ def _token_embedding(model: nn.Module) -> nn.Embedding | None:
     return max(tables, key=lambda item: item[1].num_embeddings, default=(None, None))[1]
 
 
-def _positions(model: nn.Module) -> nn.Module | None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and _names_position(name):
-            return module
-        if isinstance(getattr(module, "inv_freq", None), torch.Tensor):
-            return module
-    return None
+def _positions(model: nn.Module, tokens: nn.Embedding | None) -> nn.Module | None:
+    rotary = next((m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)), None)
+    if rotary is not None:
+        return rotary
+    tables = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Embedding) and m is not tokens]
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    sized = [(n, m) for n, m in tables if m.num_embeddings == longest]
+    if len(sized) == 1:
+        return sized[0][1]
+    return next((m for n, m in sized or tables if _names_position(n)), None)
 
 
 def _names_position(name: str) -> bool:

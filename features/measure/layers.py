@@ -25,22 +25,23 @@ def layer_metrics(trace: Trace, real: Tensor, arch: Architecture, padded: bool) 
 
     `real` (B, T) bool marks real tokens; `padded` says whether the batch told padding from tokens at all.
     """
-    return _attention(trace, real, arch, padded) | _hidden(trace, real)
+    seen = [attention_of(layer, EXAMPLES) for layer in trace.layers]
+    heads = [None if found is None else found[1].shape[1] for found in seen]
+    return _attention(seen, real[:EXAMPLES], arch, padded) | _hidden(trace, heads, real)
 
 
-def _attention(trace: Trace, real: Tensor, arch: Architecture, padded: bool) -> dict[str, Tensor]:
-    seen = [attention_of(layer, EXAMPLES) if layer.stream_in is not None else None for layer in trace.layers]
-    real = real[:EXAMPLES]
+def _attention(seen: list, real: Tensor, arch: Architecture, padded: bool) -> dict[str, Tensor]:
     few = real[:RANK_EXAMPLES]
 
     def measured(scores: Tensor, weights: Tensor) -> dict[str, Tensor]:
         weights = weights.float()
         found = {
             "attention_entropy": metrics.attention_entropy(weights, real),
-            "attention_head_similarity": metrics.head_similarity(weights, real),
             "attention_effective_rank": metrics.effective_rank(weights[:, :RANK_EXAMPLES], few),
             "score_mean": metrics.score_mean(scores, real),
         }
+        if weights.shape[2] > 1:
+            found["attention_head_similarity"] = metrics.head_similarity(weights, real)
         if weights.shape[-1] == real.shape[1]:
             if padded:
                 found["attention_padding_mass"] = metrics.padding_mass(weights, real)
@@ -51,7 +52,7 @@ def _attention(trace: Trace, real: Tensor, arch: Architecture, padded: bool) -> 
     return _by_shape(seen, measured)
 
 
-def _hidden(trace: Trace, real: Tensor) -> dict[str, Tensor]:
+def _hidden(trace: Trace, heads: list[int | None], real: Tensor) -> dict[str, Tensor]:
     at = token_positions(real)
     layers = trace.layers
 
@@ -62,7 +63,6 @@ def _hidden(trace: Trace, real: Tensor) -> dict[str, Tensor]:
     stream_out = [tokens(layer.stream_out) for layer in layers]
     normed = [[tokens(x) for x in layer.norm_out] for layer in layers]
     qkv = [tuple(tokens(x) for x in (layer.query, layer.key, layer.value)) for layer in layers]
-    heads = [_head_count(layer) for layer in layers]
     return (
         _by_shape(
             [_split_heads(tokens(layer.context), h) for layer, h in zip(layers, heads, strict=True)],
@@ -100,12 +100,12 @@ def _hidden(trace: Trace, real: Tensor) -> dict[str, Tensor]:
     )
 
 
-def gain_norms(anatomy: Anatomy, depth: int) -> Tensor:
-    """Frobenius norm of the gains of each layer's normalisations, (depth,); shared layers repeat."""
+def gain_norms(anatomy: Anatomy, trace: Trace) -> Tensor:
+    """Frobenius norm of the gains of each layer's normalisations, (L,); modules that run twice count twice."""
     gains = [norm.weight for layer in anatomy.layers for norm in layer.norms]
     norms = torch.stack(torch._foreach_norm(gains)).view(len(anatomy.layers), -1)
-    per_layer = torch.linalg.vector_norm(norms, dim=1)
-    return per_layer if len(per_layer) == depth else per_layer.repeat_interleave(depth // len(per_layer))
+    per_module = torch.linalg.vector_norm(norms, dim=1)
+    return per_module[[layer.part for layer in trace.layers]]
 
 
 def token_positions(real: Tensor) -> Tensor | None:
@@ -146,13 +146,6 @@ def _pair(x: Tensor | None) -> tuple[Tensor] | None:
 
 def _complete(*parts: Tensor | None) -> tuple[Tensor, ...] | None:
     return None if any(p is None for p in parts) else parts
-
-
-def _head_count(layer: LayerTrace) -> int | None:
-    if layer.softmax:
-        weights = layer.softmax[-1][1]
-        return weights.shape[1] if weights.ndim == 4 else weights.shape[0] // layer.stream_in.shape[0]
-    return layer.fused[-1]["query"].shape[1] if layer.fused else None
 
 
 def _split_heads(context: Tensor | None, heads: int | None) -> tuple[Tensor] | None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+TINY = 1e-30
+"""Denominators are not let below this: what is divided by it is 0 as well."""
+
 
 def _mean_over(values: Tensor, real: Tensor) -> Tensor:
     """Mean of (L, B, T) over the real positions of (B, T)."""
@@ -34,10 +37,8 @@ def future_mass(weights: Tensor, real: Tensor) -> Tensor:
 
 
 def head_similarity(weights: Tensor, real: Tensor) -> Tensor:
-    """Mean cosine between the attention maps of two heads; NaN with one head. `weights` (L, B, H, T, S)."""
+    """Mean cosine between the attention maps of two heads; needs two. `weights` (L, B, H, T, S)."""
     heads = weights.shape[2]
-    if heads == 1:
-        return weights.new_full((weights.shape[0],), torch.nan)
     maps = torch.where(real[:, None, :, None], weights, 0).flatten(3)
     unit = maps / torch.linalg.vector_norm(maps, dim=-1, keepdim=True)
     # The squared norm of the sum of unit vectors counts every pair twice and every head once.
@@ -96,28 +97,29 @@ def spread(x: Tensor) -> Tensor:
 
 
 def token_cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Mean cosine of two vectors per token; `a`, `b` (L, N, D). NaN where a vector is zero."""
+    """Mean cosine of two vectors per token, 0 where one of them is zero; `a`, `b` (L, N, D)."""
     norms = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
-    return ((a * b).sum(-1) / norms).mean(-1)
+    return ((a * b).sum(-1) / norms.clamp_min(TINY)).mean(-1)
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Linear centred kernel alignment (Kornblith et al. 2019, eq. 8); `x`, `y` (L, N, D). 1 for equal inputs."""
+    """Linear centred kernel alignment (Kornblith et al. 2019, §3); `x`, `y` (L, N, D).
+
+    1 for inputs that are equal up to rotation and scale, 0 where one of them is the same for all tokens.
+    """
     x = x - x.mean(1, keepdim=True)
     y = y - y.mean(1, keepdim=True)
+    norm = torch.linalg.matrix_norm
     if x.shape[1] < x.shape[2]:
-        kx, ky = x @ x.mT, y @ y.mT
-        return (kx * ky).sum((1, 2)) / (
-            torch.linalg.vector_norm(kx, dim=(1, 2)) * torch.linalg.vector_norm(ky, dim=(1, 2))
-        )
-    cross = torch.linalg.vector_norm(x.mT @ y, dim=(1, 2)).square()
-    return cross / (torch.linalg.vector_norm(x.mT @ x, dim=(1, 2)) * torch.linalg.vector_norm(y.mT @ y, dim=(1, 2)))
+        gram_x, gram_y = x @ x.mT, y @ y.mT
+        return (gram_x * gram_y).sum((1, 2)) / (norm(gram_x) * norm(gram_y)).clamp_min(TINY)
+    return norm(x.mT @ y).square() / (norm(x.mT @ x) * norm(y.mT @ y)).clamp_min(TINY)
 
 
 def relative_change(before: Tensor, after: Tensor) -> Tensor:
     """Norm of the difference over the norm before, mean over tokens; `before`, `after` (L, N, D)."""
     norm = torch.linalg.vector_norm
-    return (norm(after - before, dim=-1) / norm(before, dim=-1)).mean(-1)
+    return (norm(after - before, dim=-1) / norm(before, dim=-1).clamp_min(TINY)).mean(-1)
 
 
 def kl_divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:

@@ -28,8 +28,13 @@ SATURATED = 5.0
 
 @contextmanager
 def undisturbed(model: nn.Module):
-    """Evaluation mode inside; training flags and random number generators come back as they were."""
+    """Evaluation mode inside; training flags and random number generators come back as they were.
+
+    The fast path of nn.TransformerEncoder, which packs padded batches into nested tensors, is off inside.
+    """
     training = [m for m in model.modules() if m.training]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     for module in training:
@@ -37,6 +42,7 @@ def undisturbed(model: nn.Module):
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for module in training:
             module.training = True
         torch.set_rng_state(cpu)

@@ -25,6 +25,7 @@ from features.taxonomy import Architecture
 PROBE_EVERY = 16
 """Probe forwards run at the first measured step of an epoch and at every so manieth after it."""
 VOLATILITY_STEPS = 20
+_UNSEEN = "not seen (neither a softmax nor scaled_dot_product_attention ran; use eager or sdpa attention)"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Recorder:
         self._norms: deque[Tensor] = deque(maxlen=VOLATILITY_STEPS)
         self._validation = Validation()
         self._step = self._measured = self._measured_in_epoch = self._depth = 0
-        self._lr = float("nan")
+        self._lr: float | None = None
         self._sources: set[str] = set()
         self._clear()
         self._capture.attach()
@@ -132,7 +133,8 @@ class Recorder:
                 self._note("step_loss", torch.as_tensor(loss).detach().float())
             if optimizer is not None:
                 self._lr = float(optimizer.param_groups[0]["lr"])
-            inputs = self._inputs if batch is None else batch
+            # With accumulated gradients `batch` may be more than the last forward saw.
+            inputs = [x for x in (batch, self._inputs) if x is not None]
             self._outputs(inputs)
             if self._trace is not None:
                 self._note("step_time", torch.tensor(ended - self._started))
@@ -165,7 +167,8 @@ class Recorder:
         losses = [series["step_loss"][1]] if "step_loss" in series else []
         losses += [np.atleast_1d(figures["val_loss"])] if "val_loss" in figures else []
         figures["loss_nonfinite"] = float(not all(np.isfinite(x).all() for x in losses))
-        figures["learning_rate"] = self._lr
+        if self._lr is not None:
+            figures["learning_rate"] = self._lr
         found = self._weights.epoch()
         if self._probe is not None:
             found |= self._quietly(self._probe.epoch)
@@ -220,7 +223,7 @@ class Recorder:
             epochs=len(self._epochs),
             steps=self._step,
             measured_steps=self._measured,
-            attention="; ".join(sorted(self._sources)) or "not seen",
+            attention="; ".join(sorted(self._sources)) or _UNSEEN,
             not_measured=missing,
             nonfinite=nonfinite,
         )
@@ -270,10 +273,11 @@ class Recorder:
         together = torch.stack(self._losses)
         return together.sum() if self._inputs.get("num_items_in_batch") is not None else together.mean()
 
-    def _outputs(self, inputs: dict) -> None:
+    def _outputs(self, inputs: list[dict]) -> None:
         if self._logits is None:
             return
-        predicted = predictions(self._logits, inputs.get("labels"), self.arch)
+        labels = _fitting(inputs, "labels", self._logits.shape[:-1])
+        predicted = predictions(self._logits, labels, self.arch)
         if predicted.targets is not None:
             self._note("step_accuracy", predicted.correct().float().mean())
         if self._trace is not None:
@@ -283,13 +287,13 @@ class Recorder:
         for name, value in found.items():
             self._note(name, value)
 
-    def _measure(self, inputs: dict) -> None:
+    def _measure(self, inputs: list[dict]) -> None:
         trace = self._trace
         self._depth = len(trace.layers)
         real, padded = _real_tokens(trace, inputs)
         self._sources |= {_source(layer) for layer in trace.layers}
         found = layer_metrics(trace, real, self.arch, padded)
-        found["layernorm_gamma_norm"] = gain_norms(self.anatomy, self._depth)
+        found["layernorm_gamma_norm"] = gain_norms(self.anatomy, trace)
         if trace.embedded is not None:
             tokens = select_tokens(trace.embedded, token_positions(real))
             found["embedding_norm"] = torch.linalg.vector_norm(tokens, dim=-1).mean()
@@ -319,26 +323,35 @@ class Recorder:
             return reasons[name]
         if name.startswith("val_"):
             return "no evaluation forward was seen and no figure was given to epoch()"
-        if name == "attention_padding_mass":
-            return "the batches carry no attention_mask"
         if not self._measured:
             return "no training forward was seen before step()"
+        if name == "attention_padding_mass":
+            return "the batches carry no attention_mask"
+        if name == "attention_head_similarity" and self._sources != {_UNSEEN}:
+            return "attention has one head, so there are no two to compare"
+        if name in ("positional_sensitivity", "attention_cross_example_leakage") or name.startswith("cache_"):
+            return "no probe batch was given, and the forward passes carry no input_ids"
         return "the model computed nothing that it could be read from"
 
 
-def _real_tokens(trace: Trace, inputs: dict) -> tuple[Tensor, bool]:
+def _real_tokens(trace: Trace, inputs: list[dict]) -> tuple[Tensor, bool]:
     """(B, T) bool of the tokens that are not padding, and whether the batch said so."""
-    shape = trace.layers[0].stream_in.shape[:2]
-    mask = inputs.get("attention_mask")
-    if mask is not None and mask.shape == shape:
+    stream = trace.layers[0].stream_in
+    mask = _fitting(inputs, "attention_mask", stream.shape[:2])
+    if mask is not None:
         return mask.bool(), True
-    return torch.ones(shape, dtype=torch.bool, device=trace.layers[0].stream_in.device), False
+    return torch.ones(stream.shape[:2], dtype=torch.bool, device=stream.device), False
+
+
+def _fitting(inputs: list[dict], name: str, shape: tuple[int, ...]) -> Tensor | None:
+    found = [batch.get(name) for batch in inputs]
+    return next((x for x in found if torch.is_tensor(x) and x.shape == shape), None)
 
 
 def _source(layer) -> str:
     if layer.softmax:
         return "weights as the softmax gave them"
-    return "weights recomputed from the arguments of the fused kernel" if layer.fused else "not seen"
+    return "weights recomputed from the arguments of the fused kernel" if layer.fused else _UNSEEN
 
 
 def _settle(values: list[tuple[int, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
