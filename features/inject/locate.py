@@ -1,8 +1,7 @@
-"""Find the parts of a Hugging Face encoder or decoder by their structure and type.
+"""Find the parts of a Hugging Face encoder or decoder that faults act on, by their structure and type.
 
-A block is an entry of the ModuleList that holds one module per hidden layer. Its attention is the module whose direct
-children project to Q, K and V, fused or not; its FFN is the pair of linear maps outside the attention. Attribute names
-only tell Q from K from V, and the attention's own dropout from the residual one.
+Blocks, attention, FFN and norms are those that measuring finds (`features.measure.discover`), so a fault and its
+measurement agree on what is what; added here are heads, activations, residual dropouts, embeddings and output head.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from features.measure import discover
 from features.taxonomy import Architecture
 
 FAMILIES: dict[str, Architecture] = {
@@ -145,6 +145,10 @@ class Anatomy:
 def locate(model: nn.Module) -> Anatomy:
     """The anatomy of a model. Raises InjectionError naming the part that was not found."""
     family = family_of(model)
+    try:
+        found = discover.dissect(model, FAMILIES[family])
+    except discover.UnsupportedModel as error:
+        raise InjectionError(f"no faults for this model: {error}") from error
     tokens = model.get_input_embeddings()
     siblings = [
         child
@@ -162,21 +166,12 @@ def locate(model: nn.Module) -> Anatomy:
         )
     return Anatomy(
         family=family,
-        layers=tuple(_layer(i, block) for i, block in enumerate(_blocks(model))),
+        layers=tuple(_layer(i, layer) for i, layer in enumerate(found.layers)),
         tokens=tokens,
         positions=positions[0],
         segments=segments[0] if segments else None,
         head=_head(model),
     )
-
-
-def _blocks(model: nn.Module) -> nn.ModuleList:
-    depth = model.config.num_hidden_layers
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
-    lists = [m for m in lists if any(isinstance(x, nn.LayerNorm) for x in m.modules())]
-    if len(lists) != 1:
-        raise InjectionError(f"{type(model).__name__}: expected one list of {depth} blocks, found {len(lists)}")
-    return lists[0]
 
 
 def _head(model: nn.Module) -> nn.Module | None:
@@ -188,44 +183,32 @@ def _head(model: nn.Module) -> nn.Module | None:
     return outputs[-1] if outputs else None
 
 
-def _layer(index: int, block: nn.Module) -> Layer:
-    if hasattr(block, "crossattention"):
-        raise InjectionError(f"block {index} has cross-attention; faults are for encoders and decoders alone")
-    attention, projections = _attention(index, block)
-    around = next(child for child in block.children() if attention in set(child.modules()))
-    within = set(around.modules())
-    ffn = [(parent, m) for parent in block.modules() for m in parent.children() if isinstance(m, _LINEAR)]
-    ffn = [(parent, m) for parent, m in ffn if m not in within]
-    if len(ffn) != 2:
-        raise InjectionError(f"block {index}: expected two linear maps in the FFN, found {len(ffn)}")
-    (owner, up), (_, down) = ffn
+def _layer(index: int, found: discover.Layer) -> Layer:
+    attention = found.attention
+    owner = next(m for m in found.module.modules() if found.ffn_in in m.children())
     own_dropout = getattr(attention, "attn_dropout", None) or getattr(attention, "dropout", None)
     return Layer(
         index=index,
-        block=block,
+        block=found.module,
         attention=attention,
-        **projections,
-        up=up,
-        down=down,
+        **_projections(found.qkv),
+        up=found.ffn_in,
+        down=found.ffn_out,
         activation=(owner, _activation(index, owner)),
-        norms=tuple(m for m in block.modules() if isinstance(m, nn.LayerNorm)),
-        residual_dropouts=tuple(m for m in block.modules() if isinstance(m, nn.Dropout) and m is not own_dropout),
+        norms=found.norms,
+        residual_dropouts=tuple(
+            m for m in found.module.modules() if isinstance(m, nn.Dropout) and m is not own_dropout
+        ),
     )
 
 
-def _attention(index: int, block: nn.Module) -> tuple[nn.Module, dict[str, Projection]]:
-    for module in block.modules():
-        maps = {name: m for name, m in module.named_children() if isinstance(m, _LINEAR)}
-        for m in maps.values():
-            if isinstance(m, Conv1D) and m.weight.shape[1] == 3 * m.weight.shape[0]:
-                width = m.weight.shape[0]
-                thirds = (Projection(m, i * width, (i + 1) * width) for i in range(3))
-                return module, dict(zip(("query", "key", "value"), thirds, strict=True))
-        initials = {name[0]: m for name, m in maps.items()}
-        if {"q", "k", "v"} <= initials.keys():
-            named = {"query": initials["q"], "key": initials["k"], "value": initials["v"]}
-            return module, {role: Projection(m, 0, m.out_features) for role, m in named.items()}
-    raise InjectionError(f"block {index}: no module projects to query, key and value")
+def _projections(qkv: tuple[nn.Module, ...]) -> dict[str, Projection]:
+    if len(qkv) == 3:
+        parts = [Projection(module, 0, module.out_features) for module in qkv]
+    else:
+        width = qkv[0].nf // 3
+        parts = [Projection(qkv[0], i * width, (i + 1) * width) for i in range(3)]
+    return dict(zip(("query", "key", "value"), parts, strict=True))
 
 
 def _activation(index: int, owner: nn.Module) -> str:
