@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from baselines.defaultpp import authors, checkpoint
+from baselines.defaultpp.diagnoser import Diagnoser
 from baselines.defaultpp.fitting import fit_diagnoser
 from baselines.technique import Technique, Verdicts
 from features.bench import Bench, BenchError
@@ -89,8 +90,8 @@ class DefaultPlusPlus(Technique):
         weight_decay: float = 1e-4,
         batch_size: int = 256,
         max_epochs: int = 150,
-        patience: int = 25,
-        plateau_patience: int = 10,
+        patience: int = 20,
+        plateau_patience: int = 8,
         plateau_factor: float = 0.5,
         clip: float = 5.0,
         seed: int = 0,
@@ -195,6 +196,8 @@ class DefaultPlusPlus(Technique):
 
         See `Diagnoser.deletion_margins` for the two places (`at`) where a group can be zeroed.
         """
+        if not isinstance(self.diagnoser_, Diagnoser):
+            raise BenchError(f"{self.name}: the pieces of that model are no feature groups, so none can be deleted")
         with self._threads():
             return self.diagnoser_.deletion_margins(bench.X, deleted, at)
 

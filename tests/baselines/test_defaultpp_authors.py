@@ -115,6 +115,8 @@ def test_coverage_is_stated_and_has_a_floor_that_can_be_lowered(weights, runs):
     lowered = DefaultPlusPlus(source="authors", weights=weights, coverage_floor=0.2).fit(few)
     assert "25.0%" in lowered.notes_[0]
     assert len(lowered.predict(few).table) == 2
+    with pytest.raises(BenchError, match="no feature groups"):
+        lowered.deletion_margins(few, pd.DataFrame())
     assert technique.unsupported(bench_of(runs)) is None
     decoder = Bench("d", "decoder", runs, bench_of(runs).labels, bench_of(runs).pair)
     assert "holds encoder weights" in technique.unsupported(decoder)
