@@ -13,7 +13,7 @@ from baselines.defaultpp.fitting import inner_splits
 from features.bench import Bench, BenchError
 from features.schema import columns, groups
 
-QUICK = {"max_epochs": 15, "patience": 15, "batch_size": 16, "learning_rate": 5e-3}
+QUICK = {"max_epochs": 25, "patience": 25, "plateau_patience": 25, "batch_size": 16, "learning_rate": 5e-3}
 
 
 def thinned(bench, every=8):
