@@ -144,7 +144,7 @@ def pair_interval(values: np.ndarray, pairs, seed: int = 0, n_resamples: int = 1
 
 def _p_over_pairs(found: np.ndarray, luck: np.ndarray, pairs, seed: int) -> float:
     means = pd.DataFrame({"found": found, "luck": luck}).groupby(np.asarray(pairs)).mean()
-    return float(paired_tests(means, "luck", seed=seed).loc["found", "p"])
+    return float(paired_tests(means, "luck", n_resamples=1999, seed=seed).loc["found", "p"])
 
 
 def _none_drawn(level: np.ndarray, wanted: np.ndarray, slots: np.ndarray) -> np.ndarray:

@@ -173,7 +173,7 @@ def contest_table(found: Collected, measure: str = "own1", seed: int = 0) -> pd.
             "pairs": len(means),
             measure: means["other"].mean(),
             "weight": means["weight"].mean(),
-            **paired_tests(means, "weight", seed=seed).loc["other", ["difference", "p", "effect"]],
+            **paired_tests(means, "weight", n_resamples=1999, seed=seed).loc["other", ["difference", "p", "effect"]],
         }
         for source, n, means in parts
         if len(means) > 1
