@@ -6,7 +6,7 @@ successive phases or in adjacent parts of the depth.
 
 >>> X = pd.DataFrame({"loss__epoch__phase_early_mean": [2.0, 3.0], "loss__epoch__phase_mid_mean": [1.0, 1.5]})
 >>> forms = Forms.of(X.columns)
->>> bounds = forms.learn(X, epsilon=0.0, margin=0.0)
+>>> bounds = forms.learn(forms.statistics(X), epsilon=0.0, margin=0.0)
 >>> forms.sentence(2, bounds, held=1.0)
 'loss: mid phase <= early phase in 100 % of healthy runs'
 >>> forms.sentence(3, bounds, held=1.0)
@@ -115,13 +115,13 @@ class Forms:
             out[:, ratio] = values[:, self.b[ratio]] / out[:, ratio]
         return out
 
-    def learn(self, X: pd.DataFrame, epsilon: float, margin: float, ratio_width: float = 0.1) -> Bounds:
-        """Bounds from healthy runs: quantiles that leave epsilon outside, widened by `margin` of their distance.
+    def learn(self, S: np.ndarray, epsilon: float, margin: float, ratio_width: float = 0.1) -> Bounds:
+        """Bounds from the statistics of healthy runs, n × m.
 
+        They are quantiles that leave epsilon outside, widened by `margin` of their distance.
         Orderings and trends get the sign that prevails. A ratio is usable only if its bounds are within
         `ratio_width` of their middle, an ordering only if the two columns are not mostly equal.
         """
-        S = self.statistics(X)
         measured = (~np.isnan(S)).mean(axis=0)
         low, high = _quantiles(S, epsilon / 2, 1 - epsilon / 2)
         with np.errstate(invalid="ignore"):
@@ -142,10 +142,6 @@ class Forms:
         ratio = self.kind == KINDS.index("ratio")
         usable[ratio] &= (width <= 2 * ratio_width * np.abs(middle))[ratio] & (width > 0)[ratio]
         return Bounds(low, high, usable, measured >= 1 - max(epsilon, 1e-9))
-
-    def broken(self, X: pd.DataFrame, bounds: Bounds) -> np.ndarray:
-        """Which statement each run breaks, n × m bool. Missing breaks a strict one and no other."""
-        return outside(self.statistics(X), bounds)
 
     def sentence(self, i: int, bounds: Bounds, held: float) -> str:
         """Statement i in words, with the share of healthy runs in which it held (0..1)."""
@@ -168,7 +164,7 @@ class Forms:
 
 
 def outside(statistics: np.ndarray, bounds: Bounds) -> np.ndarray:
-    """Where statistics (n × m) lie outside their bounds; a missing one only where the bounds are strict."""
+    """Which statement each run breaks, n × m bool: its statistic is out of bounds, or missing where that is strict."""
     with np.errstate(invalid="ignore"):
         return (statistics < bounds.low) | (statistics > bounds.high) | (np.isnan(statistics) & bounds.strict)
 

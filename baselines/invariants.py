@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+from sklearn.metrics import f1_score
 from sklearn.model_selection import GroupKFold
 
 from baselines.invariant_forms import Bounds, Forms, outside
@@ -33,8 +34,9 @@ class Invariants(Technique):
     epsilon_unseen : share of healthy runs of unseen pairs in which it may fail.
     margin : how far ranges are widened, in widths.
     ratio_width : relative half-width up to which a ratio counts as fixed.
-    false_alarms : share of healthy training runs, each judged by invariants learned without its pair, that may be
-        called faulty; fixes the threshold. No faulty run is looked at for Level 1.
+    threshold : "false_alarms" looks at healthy runs only, as TrainCheck does; "f1" takes the threshold that is best
+        for the training runs, faulty ones included. Every run is judged by invariants learned without its pair.
+    false_alarms : share of healthy training runs that may be called faulty, with the first.
     category : "groups" names the first category (order of the taxonomy) whose component the most conspicuous group
         measures; "learned" the category that the faulty training runs with that group had most often.
     folds : inner grouped folds of the test on unseen pairs.
@@ -61,6 +63,7 @@ class Invariants(Technique):
         epsilon_unseen: float = 0.05,
         margin: float = 0.1,
         ratio_width: float = 0.1,
+        threshold: Literal["false_alarms", "f1"] = "false_alarms",
         false_alarms: float = 0.05,
         category: Literal["groups", "learned"] = "learned",
         folds: int = 5,
@@ -71,36 +74,37 @@ class Invariants(Technique):
         self.ratio_width = ratio_width
         self.false_alarms = false_alarms
         self.category = category
+        self.threshold = threshold
         self.folds = folds
 
     def fit(self, bench: Bench) -> Invariants:
-        """Learn invariants, threshold and typical breakage from healthy runs; categories from faulty ones."""
-        faulty = bench.faulty.to_numpy(dtype=bool)
-        if faulty.all():
+        """Learn invariants and what is usual from healthy runs, categories and an F1 threshold from faulty ones."""
+        healthy = ~bench.faulty.to_numpy(dtype=bool)
+        if not healthy.any():
             raise BenchError(f"bench {bench.name!r}: invariants are learned from healthy runs, and there is none")
-        healthy = bench.take(~faulty)
         forms = Forms.of(bench.X.columns)
-        bounds = self._learn(forms, healthy.X)
-        held = 1 - forms.broken(healthy.X, bounds).mean(axis=0)
-        unseen = self._broken_unseen(forms, healthy)
-        held_unseen = 1 - unseen.mean(axis=0)
-        kept = bounds.usable & (held >= 1 - self.epsilon - 1e-9) & (held_unseen >= 1 - self.epsilon_unseen - 1e-9)
+        group = bench.groups().reindex(bench.X.columns).to_numpy()[forms.a]
+        self.groups_ = sorted({g for g in group if isinstance(g, str)})
+        statistics = forms.statistics(bench.X)
+        bounds = self._learn(forms, statistics[healthy])
+        held = 1 - outside(statistics[healthy], bounds).mean(axis=0)
+        sound = bounds.usable & (held >= 1 - self.epsilon - 1e-9)
 
+        fold = self._folds(bench)
+        unseen = self._broken_unseen(forms, statistics, healthy, fold)
+        shares, profiles = self._judge_unseen(unseen, healthy, fold, sound, group)
+        self.threshold_ = self._threshold(shares, healthy)
+        self.usual_ = profiles[healthy].mean(axis=0)
+        self.spread_ = np.maximum(profiles[healthy].std(axis=0), 0.01)
+        self._learn_categories(bench.labels["category"], (profiles - self.usual_) / self.spread_, ~healthy)
+
+        weight = self._weigh(unseen[healthy], sound)
+        kept = weight > 0
         self.columns_ = bench.X.columns
         self.forms_ = forms.take(kept)
         self.bounds_ = Bounds(*(part[kept] for part in (bounds.low, bounds.high, bounds.usable, bounds.strict)))
-        self.held_, self.held_unseen_ = held[kept], held_unseen[kept]
-        # Rarely broken by unseen healthy runs: strong evidence. One run's worth of doubt keeps the weight finite.
-        self.weight_ = -np.log10(np.maximum(1 - self.held_unseen_, 1 / (len(healthy) + 1)))
-        group = bench.groups().reindex(bench.X.columns).to_numpy()
-        self.group_ = group[self.forms_.a]
-        unseen = unseen[:, kept]
-        self.threshold_ = float(np.quantile(self._share(unseen), 1 - self.false_alarms)) if kept.any() else 0.0
-
-        self.groups_ = sorted({g for g in self.group_ if isinstance(g, str)})
-        profile = self._profile(unseen)
-        self.usual_, self.spread_ = profile.mean(axis=0), np.maximum(profile.std(axis=0), 0.01)
-        self._learn_categories(bench.take(faulty) if faulty.any() else None)
+        self.held_, self.held_unseen_ = held[kept], 1 - unseen[healthy].mean(axis=0)[kept]
+        self.weight_, self.group_ = weight[kept], group[kept]
         return self
 
     @property
@@ -126,8 +130,8 @@ class Invariants(Technique):
         """Faulty where the broken weight exceeds the threshold; the evidence spells out the strongest broken ones."""
         statistics = self.forms_.statistics(bench.X.loc[:, self.columns_])
         broken = outside(statistics, self.bounds_)
-        share = self._share(broken)
-        excess = (self._profile(broken) - self.usual_) / self.spread_
+        share = _share(broken, self.weight_)
+        excess = (_profile(broken, self.weight_, self.group_, self.groups_) - self.usual_) / self.spread_
         return Verdicts.build(
             bench.runs,
             score=share,
@@ -146,44 +150,70 @@ class Invariants(Technique):
             "category": trial.suggest_categorical("category", ["groups", "learned"]),
         }
 
-    def _learn(self, forms: Forms, X: pd.DataFrame) -> Bounds:
-        return forms.learn(X, self.epsilon, self.margin, self.ratio_width)
+    def _learn(self, forms: Forms, statistics: np.ndarray) -> Bounds:
+        return forms.learn(statistics, self.epsilon, self.margin, self.ratio_width)
 
-    def _broken_unseen(self, forms: Forms, healthy: Bench) -> np.ndarray:
-        """Which statements each healthy run breaks when they were learned without its pair, n × m."""
-        folds = min(self.folds, healthy.pair.nunique())
-        if folds < 2:
-            # A single pair can't say what holds elsewhere; its own runs are all there is.
-            return forms.broken(healthy.X, self._learn(forms, healthy.X))
-        broken = np.zeros((len(healthy), len(forms.kind)), dtype=bool)
-        for train, test in GroupKFold(folds).split(healthy.X, groups=healthy.pair):
-            bounds = self._learn(forms, healthy.X.iloc[train])
-            broken[test] = forms.broken(healthy.X.iloc[test], bounds)
+    def _folds(self, bench: Bench) -> np.ndarray:
+        """Inner fold of each run, whole pairs together; all 0 where there is a single pair."""
+        fold = np.zeros(len(bench), dtype=int)
+        folds = min(self.folds, bench.pair.nunique())
+        if folds > 1:
+            for i, (_, test) in enumerate(GroupKFold(folds).split(bench.X, groups=bench.pair)):
+                fold[test] = i
+        return fold
+
+    def _broken_unseen(self, forms: Forms, statistics: np.ndarray, healthy: np.ndarray, fold: np.ndarray) -> np.ndarray:
+        """Which statements each run breaks when they were learned from healthy runs of other pairs, n × m."""
+        broken = np.zeros(statistics.shape, dtype=bool)
+        for i in np.unique(fold):
+            here = fold == i
+            bounds = self._learn(forms, statistics[_others(healthy, here)])
+            broken[here] = outside(statistics[here], bounds)
         return broken
 
-    def _share(self, broken: np.ndarray) -> np.ndarray:
-        total = self.weight_.sum()
-        return broken @ self.weight_ / total if total else np.zeros(len(broken))
+    def _weigh(self, unseen: np.ndarray, sound: np.ndarray) -> np.ndarray:
+        """Weight of each statement by these unseen runs, 0 where it fails the test on them.
 
-    def _profile(self, broken: np.ndarray) -> np.ndarray:
-        """Broken weight per group as a share of the group's, n × G."""
-        inside = np.array([self.group_ == g for g in self.groups_], dtype=float).reshape(len(self.groups_), -1)
-        weights = inside * self.weight_
-        return broken @ weights.T / np.maximum(weights.sum(axis=1), 1e-12)
+        Rarely broken by unseen healthy runs: strong evidence. One run's worth of doubt keeps the weight finite.
+        """
+        failing = unseen.mean(axis=0)
+        passed = sound & (failing <= self.epsilon_unseen + 1e-9)
+        return np.where(passed, -np.log10(np.maximum(failing, 1 / (len(unseen) + 1))), 0.0)
 
-    def _learn_categories(self, faulty: Bench | None) -> None:
+    def _judge_unseen(
+        self, unseen: np.ndarray, healthy: np.ndarray, fold: np.ndarray, sound: np.ndarray, group: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Broken weight of training runs as if their pair were new: in all, (n,), and per group, n × G.
+
+        Each fold is judged by the statements that passed the test on the other folds: chosen on the fold itself,
+        they would be the ones that it doesn't break.
+        """
+        shares, profiles = np.zeros(len(unseen)), np.zeros((len(unseen), len(self.groups_)))
+        for i in np.unique(fold):
+            here = fold == i
+            weight = self._weigh(unseen[_others(healthy, here)], sound)
+            shares[here] = _share(unseen[here], weight)
+            profiles[here] = _profile(unseen[here], weight, group, self.groups_)
+        return shares, profiles
+
+    def _threshold(self, shares: np.ndarray, healthy: np.ndarray) -> float:
+        if self.threshold == "false_alarms" or healthy.all():
+            return float(np.quantile(shares[healthy], 1 - self.false_alarms))
+        steps = np.unique(shares)
+        between = np.concatenate([[steps[0] / 2], (steps[1:] + steps[:-1]) / 2])
+        return float(max(between, key=lambda k: f1_score(~healthy, shares > k)))
+
+    def _learn_categories(self, category: pd.Series, excess: np.ndarray, faulty: np.ndarray) -> None:
         """Count how often each category had each group as its most conspicuous one; one more where the two belong
         together by construction, so that a group no faulty training run points at still has an answer."""
         names = [c for c in CATEGORY_GROUP if CATEGORY_GROUP[c] in self.groups_]
         counts = pd.DataFrame(0.0, index=self.groups_, columns=names)
-        for category in names:
-            counts.loc[CATEGORY_GROUP[category], category] += 1.0
-        known = None if faulty is None else faulty.labels["category"].isin(names).to_numpy()
-        if self.category == "learned" and known is not None and known.any():
-            part = faulty.take(known)
-            excess = (self._profile(self.forms_.broken(part.X, self.bounds_)) - self.usual_) / self.spread_
-            top = np.array(self.groups_)[excess.argmax(axis=1)]
-            seen = pd.crosstab(top, part.labels["category"].to_numpy())
+        for name in names:
+            counts.loc[CATEGORY_GROUP[name], name] += 1.0
+        known = faulty & category.isin(names).to_numpy()
+        if self.category == "learned" and known.any():
+            top = np.array(self.groups_)[excess[known].argmax(axis=1)]
+            seen = pd.crosstab(top, category.to_numpy()[known])
             counts = counts.add(seen, fill_value=0.0).reindex(index=self.groups_, columns=names, fill_value=0.0)
         self.counts_ = counts
 
@@ -215,3 +245,20 @@ class Invariants(Technique):
                 for i in strongest
             ],
         }
+
+
+def _others(healthy: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """Healthy runs outside a fold; all healthy runs where there are none."""
+    others = healthy & ~here
+    return others if others.any() else healthy
+
+
+def _share(broken: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Broken weight as a share of all, (n,)."""
+    return broken @ weight / max(weight.sum(), 1e-12)
+
+
+def _profile(broken: np.ndarray, weight: np.ndarray, group: np.ndarray, groups: list[str]) -> np.ndarray:
+    """Broken weight per group as a share of the group's, n × G."""
+    weights = np.array([weight * (group == g) for g in groups]).reshape(len(groups), len(weight))
+    return broken @ weights.T / np.maximum(weights.sum(axis=1), 1e-12)
