@@ -107,10 +107,13 @@ def _shown(console: Console, campaign: Campaign):
         bar = progress.add_task("")
 
         def report(done: int, waiting: int, outcome: Outcome) -> None:
-            killed = sum(len(campaign.killed(f"{f.name}/{t}")) for f, t in campaign.chosen)
-            progress.update(
-                bar, completed=done, total=done + waiting, description=f"{killed} killed, last {outcome.id}"
-            )
+            text = f"{campaign.killed_so_far} killed, last {outcome.id}"
+            progress.update(bar, completed=done, total=done + waiting, description=text)
+            if not console.is_terminal and done % 20 == 0:
+                left = progress.tasks[0].time_remaining
+                console.print(
+                    f"{time.strftime('%H:%M:%S')} {done}/{done + waiting} of this step, {left} s left, {text}"
+                )
 
         campaign.report = report
         yield

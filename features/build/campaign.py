@@ -21,9 +21,11 @@ from features.build.sampling import pairs, rounds
 from features.build.variants import setting
 from features.inject import Fault
 
-FIRST_SETTINGS = 6
+FIRST_SETTINGS = 4
 """Clean settings (the base included) that each pair runs first; mutants are run under the accepted ones of them."""
 MOST_SETTINGS = 60
+PORTION = 96
+"""So many mutants are run before correct rows catch up with the killed ones."""
 
 
 def clean(family: Family, task_name: str, number: int) -> Configuration:
@@ -52,6 +54,7 @@ class Campaign:
     deadline: float | None = None
     clean: dict[str, dict[int, Outcome]] = field(default_factory=dict)
     mutants: dict[str, list[Outcome]] = field(default_factory=dict)
+    killed_so_far: int = 0
 
     def run(self, max_rounds: int | None = None) -> Campaign:
         """Run, or go on, until the rounds are used up or the deadline (as of `time.time()`) has passed."""
@@ -60,8 +63,10 @@ class Campaign:
         for number, of_round in enumerate(zip_longest(*plans, fillvalue={})):
             if self.over or (max_rounds is not None and number >= max_rounds):
                 break
-            self._run(list(self._round(number, of_round)))
-            self._run(list(self._missing_clean()))
+            planned = list(self._round(number, of_round))
+            for start in range(0, len(planned), PORTION):
+                self._run(planned[start : start + PORTION])
+                self._run(list(self._missing_clean()))
         return self
 
     @property
@@ -80,18 +85,27 @@ class Campaign:
         """The clean outcome that a mutant is compared with: that of its own setting."""
         return self.clean[configuration.pair][configuration.setting.number]
 
+    def is_killed(self, outcome: Outcome) -> bool:
+        """Whether a mutant ran all five seeds and was worse in each."""
+        return outcome.complete and verdict(self.reference(outcome.configuration), outcome).killed
+
     def killed(self, pair: str) -> list[Outcome]:
         """The pair's killed mutants."""
-        return [
-            o for o in self.mutants.get(pair, []) if o.complete and verdict(self.reference(o.configuration), o).killed
-        ]
+        return [o for o in self.mutants.get(pair, []) if self.is_killed(o)]
 
     def _round(self, number: int, of_round: tuple[dict[str, Fault], ...]) -> Iterator[tuple]:
         by_pair = [list(faults.values()) for faults in of_round]
+        usable_of = {
+            f"{family.name}/{task_name}": [
+                o
+                for o in self.accepted(f"{family.name}/{task_name}")
+                if o.configuration.setting.number < FIRST_SETTINGS
+            ]
+            for family, task_name in self.chosen
+        }
         for turn, faults in enumerate(zip_longest(*by_pair)):
             for (family, task_name), fault in zip(self.chosen, faults, strict=True):
-                pair = f"{family.name}/{task_name}"
-                usable = [o for o in self.accepted(pair) if o.configuration.setting.number < FIRST_SETTINGS]
+                usable = usable_of[f"{family.name}/{task_name}"]
                 if fault is not None and usable:
                     reference = usable[(number + turn) % len(usable)]
                     yield mutant(reference.configuration, fault), reference.qualities
@@ -133,3 +147,4 @@ class Campaign:
             self.clean.setdefault(configuration.pair, {})[configuration.setting.number] = outcome
         else:
             self.mutants.setdefault(configuration.pair, []).append(outcome)
+            self.killed_so_far += self.is_killed(outcome)

@@ -28,8 +28,9 @@ STEPS_PER_EPOCH = 6
 MEASURE_EVERY = 3
 WEIGHT_DECAY = 0.01
 CLIP_NORM = 1.0
-VALIDATION_SIZE = 128
-TEST_SIZE = 384
+VALIDATION_SIZE = 96
+TEST_SIZE = {"encoder": 384, "decoder": 160}
+"""Accuracy needs more examples than a perplexity does."""
 PROBE_SIZE = 8
 
 
@@ -81,7 +82,7 @@ def fine_tune(configuration: Configuration, seed: int) -> Run:
     seed = seed + setting.shift
     segments = configuration.family == "bert"
     train = examples(chosen, "train", chosen.examples, segments)
-    held_out = examples(chosen, "validation", VALIDATION_SIZE + TEST_SIZE, segments)
+    held_out = examples(chosen, "validation", VALIDATION_SIZE + TEST_SIZE[chosen.arch], segments)
     validation, test = held_out.part(0, VALIDATION_SIZE), held_out.part(VALIDATION_SIZE, None)
     model = from_base(family(configuration.family), seed).train()
     steps = EPOCHS * STEPS_PER_EPOCH

@@ -16,7 +16,7 @@ from torch.nn import functional
 from features.build.tasks.task import IGNORED, Examples, Task
 
 PREFILL = 9
-CHUNK = 5
+CHUNK = 8
 
 
 @dataclass(frozen=True)

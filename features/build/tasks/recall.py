@@ -16,14 +16,21 @@ def _fillers(rng: np.random.Generator, count: int) -> list[int]:
 
 
 def draw(rng: np.random.Generator, split: str) -> Sequence:
-    named = [int(rng.choice(names)) for names in NAMES]
     words = [CLS]
+    if split == "pretraining":
+        named = [int(rng.choice(names)) for names in NAMES]
+        for which in rng.permutation(len(NAMES)):
+            words += [*_fillers(rng, int(rng.integers(3))), named[which]]
+        between = 4
+    else:
+        # Fine-tuning names two of each class and asks for the first one: what it has to learn is the order.
+        first, second = zip(*(rng.choice(names, size=2, replace=False).tolist() for names in NAMES), strict=True)
+        named, between = list(first), 3
+        for of_class in (first, second):
+            for which in rng.permutation(len(NAMES)):
+                words += [*_fillers(rng, int(rng.integers(2))), of_class[which]]
     for which in rng.permutation(len(NAMES)):
-        words += [*_fillers(rng, int(rng.integers(3))), named[which]]
-    for which in rng.permutation(len(NAMES)):
-        # Fine-tuning exchanges two cues of pretraining: which cue asks for which class is what it has to learn.
-        cue = CUES[which] if split == "pretraining" else CUES[(1, 0, 2)[which]]
-        words += [*_fillers(rng, int(rng.integers(1, 4))), cue, named[which]]
+        words += [*_fillers(rng, int(rng.integers(1, between))), CUES[which], named[which]]
     return Sequence(words)
 
 
@@ -37,8 +44,8 @@ TASK = Task(
     learning_rate=2e-3,
     needs={
         "padding": "sentences are padded on the left to unequal lengths, and the name is searched for over all of them",
-        "position": "little: fillers follow each other in a cycle",
-        "word order": "the cue before the end says which of three names is asked for",
+        "position": "of two names of a class the first is asked for",
+        "word order": "the cue before the end says which class of names is asked for",
         "long range": "the last answer was named up to nineteen tokens before, mostly beyond a local window of eight",
     },
 )
