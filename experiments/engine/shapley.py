@@ -8,6 +8,7 @@ Groups: Shapley's value itself, exactly by all 2^G coalitions, or by sampled per
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import comb
@@ -46,13 +47,15 @@ def tree_shap(model: TreeModel, seen: np.ndarray, target: np.ndarray, background
     `seen` is n × d and `background` B × d, both as the ensemble sees them. The interventional base is the mean of the
     model's own margins over the background: shap's expected value lacks XGBoost's constant if there are many classes.
     """
-    import shap  # several seconds to import, and only explanations need it
-
     filled = _as_lightgbm_sees(model.estimator)
     kind = "tree_path_dependent" if background is None else "interventional"
     known = None if background is None else filled(background)
-    explainer = shap.TreeExplainer(model.estimator, data=known, feature_perturbation=kind)
-    values = np.asarray(explainer.shap_values(filled(seen), check_additivity=False), dtype=np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about shap's own past output formats
+        import shap  # several seconds to import, and only explanations need it
+
+        explainer = shap.TreeExplainer(model.estimator, data=known, feature_perturbation=kind)
+        values = np.asarray(explainer.shap_values(filled(seen), check_additivity=False), dtype=np.float64)
     expected = np.atleast_1d(np.asarray(explainer.expected_value, dtype=np.float64))
     if values.ndim == 2:
         values, expected = np.stack([-values / 2, values / 2], axis=2), np.array([-expected[0] / 2, expected[0] / 2])

@@ -93,7 +93,7 @@ def interacting_game():
 
     def margins(rows, values):
         sums = values.reshape(len(values), 4, 2).sum(axis=2)
-        return (sums[:, 0] * sums[:, 1] + np.maximum(sums[:, 2], sums[:, 3]))[:, None]
+        return (sums[:, 0] * sums[:, 1] * sums[:, 2] + np.maximum(sums[:, 2], sums[:, 3]))[:, None]
 
     return Game(**{**vars(game), "levels": (3,), "margins": margins})
 
@@ -102,7 +102,7 @@ def test_sampling_comes_near_the_exact_value_within_its_stated_error():
     game = interacting_game()
     sampled, error = sampled_group_shapley(game, n_draws=400, seed=1)
     exact = np.stack([exact_group_shapley(game, row) for row in range(4)])
-    assert error.max() < 0.25
+    assert error.max() < 0.5
     away = np.abs(sampled - exact) / np.maximum(error, 1e-9)
     assert (away < 4).all()
     assert np.median(away) > 0.05, "an error stated far too large says nothing"
