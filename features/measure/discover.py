@@ -85,10 +85,11 @@ def dissect(model: nn.Module, arch: Architecture | None = None) -> Anatomy:
             f"{type(model).__name__}: no self-attention was found (a module with query, key and value projections, "
             "a fused Conv1D projection, or an nn.MultiheadAttention)"
         )
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         raise UnsupportedModel(
-            f"{type(model).__name__}: an encoder-decoder, whose cross-attention has no place in the vector; measure "
-            "encoders or decoders"
+            f"{type(model).__name__}: cross-attention has no place in the vector; encoders and decoders without it are "
+            "measured"
         )
     holders = [
         element
@@ -170,7 +171,9 @@ def _layer(element: nn.Module, model: nn.Module) -> Layer:
     ups = [m for m in element.modules() if projection_shape(m) and m not in inside]
     down = ups.pop() if ups else None
     if len(ups) not in (1, 2) or any(projection_shape(m) != projection_shape(down)[::-1] for m in ups):
-        raise UnsupportedModel(f"{where}: no feed-forward pair (a projection to the inner width and one back)")
+        raise UnsupportedModel(
+            f"{where}: no feed-forward pair (a projection to the inner width and one back) outside attention"
+        )
     width = projection_shape(down)[1]
     norms = tuple(m for m in element.modules() if is_norm(m) and m.weight is not None and m.weight.numel() == width)
     if len(norms) != 2:
