@@ -21,6 +21,9 @@ from baselines.technique import Technique, Verdicts
 from features.bench import Bench, BenchError
 from features.fpg import CATEGORY_GROUP
 
+UNGROUPED = "no group"
+"""Where columns count that no rule routes to a group."""
+
 SHOWN = 5
 """Broken invariants that a verdict spells out."""
 
@@ -46,9 +49,10 @@ class Invariants(Technique):
     invariants_ : one row per invariant: sentence, kind, group, weight, and the share of healthy training runs in
         which it held: `held` as learned on all of them, `held_unseen` as learned without the run's pair. Sentences
         give the second.
-    threshold_ : broken weight, as a share of all, above which a run is faulty.
+    threshold_ : score above which a run is faulty.
 
-    The score is that share. Raises BenchError from `fit` if there is no healthy run.
+    The score is the broken weight as a share of each group's, averaged over the groups: a fault that shows in one
+    small group is not drowned by what a large one does. Raises BenchError from `fit` if there is no healthy run.
     """
 
     name: ClassVar[str] = "Invariants"
@@ -83,8 +87,8 @@ class Invariants(Technique):
         if not healthy.any():
             raise BenchError(f"bench {bench.name!r}: invariants are learned from healthy runs, and there is none")
         forms = Forms.of(bench.X.columns)
-        group = bench.groups().reindex(bench.X.columns).to_numpy()[forms.a]
-        self.groups_ = sorted({g for g in group if isinstance(g, str)})
+        group = bench.groups().reindex(bench.X.columns).astype(object).fillna(UNGROUPED).to_numpy()[forms.a]
+        self.groups_ = sorted(set(group))
         statistics = forms.statistics(bench.X)
         bounds = self._learn(forms, statistics[healthy])
         held = 1 - outside(statistics[healthy], bounds).mean(axis=0)
@@ -92,8 +96,8 @@ class Invariants(Technique):
 
         fold = self._folds(bench)
         unseen = self._broken_unseen(forms, statistics, healthy, fold)
-        shares, profiles = self._judge_unseen(unseen, healthy, fold, sound, group)
-        self.threshold_ = self._threshold(shares, healthy)
+        profiles = self._judge_unseen(unseen, healthy, fold, sound, group)
+        self.threshold_ = self._threshold(profiles.mean(axis=1), healthy)
         self.usual_ = profiles[healthy].mean(axis=0)
         self.spread_ = np.maximum(profiles[healthy].std(axis=0), 0.01)
         self._learn_categories(bench.labels["category"], (profiles - self.usual_) / self.spread_, ~healthy)
@@ -127,15 +131,15 @@ class Invariants(Technique):
         return table.sort_values("weight", ascending=False, kind="stable", ignore_index=True)
 
     def predict(self, bench: Bench) -> Verdicts:
-        """Faulty where the broken weight exceeds the threshold; the evidence spells out the strongest broken ones."""
+        """Faulty where the score exceeds the threshold; the evidence spells out the strongest broken ones."""
         statistics = self.forms_.statistics(bench.X.loc[:, self.columns_])
         broken = outside(statistics, self.bounds_)
-        share = _share(broken, self.weight_)
-        excess = (_profile(broken, self.weight_, self.group_, self.groups_) - self.usual_) / self.spread_
+        profile = _profile(broken, self.weight_, self.group_, self.groups_)
+        score, excess = profile.mean(axis=1), (profile - self.usual_) / self.spread_
         return Verdicts.build(
             bench.runs,
-            score=share,
-            faulty=share > self.threshold_,
+            score=score,
+            faulty=score > self.threshold_,
             category=self._categories(excess),
             evidence=[self._evidence(broken[i], statistics[i], excess[i]) for i in range(len(bench))],
         )
@@ -182,26 +186,25 @@ class Invariants(Technique):
 
     def _judge_unseen(
         self, unseen: np.ndarray, healthy: np.ndarray, fold: np.ndarray, sound: np.ndarray, group: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Broken weight of training runs as if their pair were new: in all, (n,), and per group, n × G.
+    ) -> np.ndarray:
+        """Broken weight per group of training runs as if their pair were new, n × G.
 
         Each fold is judged by the statements that passed the test on the other folds: chosen on the fold itself,
         they would be the ones that it doesn't break.
         """
-        shares, profiles = np.zeros(len(unseen)), np.zeros((len(unseen), len(self.groups_)))
+        profiles = np.zeros((len(unseen), len(self.groups_)))
         for i in np.unique(fold):
             here = fold == i
             weight = self._weigh(unseen[_others(healthy, here)], sound)
-            shares[here] = _share(unseen[here], weight)
             profiles[here] = _profile(unseen[here], weight, group, self.groups_)
-        return shares, profiles
+        return profiles
 
-    def _threshold(self, shares: np.ndarray, healthy: np.ndarray) -> float:
+    def _threshold(self, scores: np.ndarray, healthy: np.ndarray) -> float:
         if self.threshold == "false_alarms" or healthy.all():
-            return float(np.quantile(shares[healthy], 1 - self.false_alarms))
-        steps = np.unique(shares)
+            return float(np.quantile(scores[healthy], 1 - self.false_alarms))
+        steps = np.unique(scores)
         between = np.concatenate([[steps[0] / 2], (steps[1:] + steps[:-1]) / 2])
-        return float(max(between, key=lambda k: f1_score(~healthy, shares > k)))
+        return float(max(between, key=lambda k: f1_score(~healthy, scores > k)))
 
     def _learn_categories(self, category: pd.Series, excess: np.ndarray, faulty: np.ndarray) -> None:
         """Count how often each category had each group as its most conspicuous one; one more where the two belong
@@ -240,7 +243,7 @@ class Invariants(Technique):
                 {
                     "statement": self.forms_.sentence(i, self.bounds_, self.held_unseen_[i]),
                     "observed": plain(statistics[i]),
-                    "group": self.group_[i] if isinstance(self.group_[i], str) else None,
+                    "group": self.group_[i],
                 }
                 for i in strongest
             ],
@@ -251,11 +254,6 @@ def _others(healthy: np.ndarray, here: np.ndarray) -> np.ndarray:
     """Healthy runs outside a fold; all healthy runs where there are none."""
     others = healthy & ~here
     return others if others.any() else healthy
-
-
-def _share(broken: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Broken weight as a share of all, (n,)."""
-    return broken @ weight / max(weight.sum(), 1e-12)
 
 
 def _profile(broken: np.ndarray, weight: np.ndarray, group: np.ndarray, groups: list[str]) -> np.ndarray:
