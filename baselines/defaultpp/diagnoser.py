@@ -82,17 +82,22 @@ class Judgement:
             {
                 "groups": {
                     self.groups[g]: {
-                        "weight": round(float(self.margins.weight[i, g]), 4),
-                        "delta": round(float(self.margins.delta[i, g]), 4),
+                        "weight": _rounded(self.margins.weight[i, g]),
+                        "delta": _rounded(self.margins.delta[i, g]),
                     }
                     for g in top[i]
                 },
                 "prototype": predicted[i],
                 "alternative": alternative[i],
-                "margin": round(float(margin), 4),
+                "margin": _rounded(margin),
             }
             for i, margin in enumerate(self.margins.margin)
         ]
+
+
+def _rounded(value: float) -> float:
+    """To three digits: further ones change with the rows that are judged beside a run, by rounding in products."""
+    return float(f"{value:.3g}")
 
 
 @dataclass(frozen=True)

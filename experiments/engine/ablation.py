@@ -53,11 +53,11 @@ class VariantCell(Cell):
 def variant_cells(
     source: BenchSource, names: list[str], draws: int, n_folds: int, split: str, seed: int
 ) -> list[VariantCell]:
-    """All cells: fold by fold, variant by variant, draw by draw. Draw 0 of "full" is compare.py's DEFault++."""
+    """All cells: fold by fold, variant by variant, draw by draw. Draw 0 is compare.py's cell of the same name."""
     return [
         VariantCell(
             source,
-            f"defaultpp-{name}",
+            registry_key(name),
             fold,
             n_folds,
             split,
@@ -70,16 +70,20 @@ def variant_cells(
     ]
 
 
+def registry_key(variant: str) -> str:
+    """What compare.py calls a variant, so that cells are shared; not every variant is registered there."""
+    return "defaultpp" if variant == FULL else f"defaultpp-{variant.replace('_', '-')}"
+
+
 def judged_draws(bench: Bench, outcome: list[CellResult]) -> dict[str, list[Judged]]:
     """Variant → its draws, each with the verdicts of all folds."""
+    variants = {registry_key(name): name for name in VARIANTS}
     grouped: dict[tuple[str, tuple], list[CellResult]] = {}
     for result in outcome:
         grouped.setdefault((result.cell.technique, result.cell.parameters), []).append(result)
     draws: dict[str, list[Judged]] = {}
     for (key, _), results in grouped.items():
-        draws.setdefault(key.removeprefix("defaultpp-"), []).append(
-            Judged(key, results[0].cell.estimator(), bench, results)
-        )
+        draws.setdefault(variants[key], []).append(Judged(key, results[0].cell.estimator(), bench, results))
     return draws
 
 

@@ -32,7 +32,7 @@ def judged(bench, name, wrong_share, seed):
         index=bench.runs,
     )
     cell = variant_cells(BenchSource(), [name], 1, 2, "grouped", 0)[0]
-    return Judged(f"defaultpp-{name}", cell.estimator(), bench, [CellResult(cell, table, None, {})])
+    return Judged(cell.technique, cell.estimator(), bench, [CellResult(cell, table, None, {})])
 
 
 @pytest.fixture(scope="module")
