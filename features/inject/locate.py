@@ -150,13 +150,8 @@ def locate(model: nn.Module) -> Anatomy:
     except discover.UnsupportedModel as error:
         raise InjectionError(f"no faults for this model: {error}") from error
     tokens = model.get_input_embeddings()
-    siblings = [
-        child
-        for parent in model.modules()
-        if tokens in parent.children()
-        for child in parent.children()
-        if isinstance(child, nn.Embedding) and child is not tokens
-    ]
+    parent = next(m for m in model.modules() if tokens in m.children())
+    siblings = [m for m in parent.children() if isinstance(m, nn.Embedding) and m is not tokens]
     positions = [e for e in siblings if e.num_embeddings == model.config.max_position_embeddings]
     segments = [e for e in siblings if e not in positions]
     if len(positions) != 1 or len(segments) > 1:
@@ -170,11 +165,12 @@ def locate(model: nn.Module) -> Anatomy:
         tokens=tokens,
         positions=positions[0],
         segments=segments[0] if segments else None,
-        head=_head(model),
+        head=output_head(model),
     )
 
 
-def _head(model: nn.Module) -> nn.Module | None:
+def output_head(model: nn.Module) -> nn.Module | None:
+    """The last linear map of a classifier, or the language-model head; None on a bare backbone."""
     head = model.get_output_embeddings()
     if head is not None:
         return head

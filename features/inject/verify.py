@@ -14,14 +14,13 @@ from torch import nn
 
 from features.inject.attention import wrappers
 from features.inject.fault import Fault, selected_layers
-from features.inject.locate import Anatomy, locate
+from features.inject.locate import locate, output_head
 from features.inject.magnitude import magnitude_error
+from features.inject.targets import CLIPPING, OPTIMIZER, targets
 from features.inject.weights import OFFSET, effective_weight
 
 TOLERANCE = 1e-6
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OPTIMIZER = "optimizer"
-_CLIPPING = "torch.nn.utils.clip_grad_norm_"
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,13 @@ class Verification:
 
 def model_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> ModelState:
     """The state of a model (and its optimizer), copied."""
-    anatomy = locate(model)
+    head = output_head(model)
     tensors = {name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
     return ModelState(
         tensors=tensors,
         structure=dict(_structure(model, optimizer)),
-        tokens=effective_weight(anatomy.tokens).detach().clone(),
-        head=None if anatomy.head is None else effective_weight(anatomy.head).detach().clone(),
+        tokens=effective_weight(model.get_input_embeddings()).detach().clone(),
+        head=None if head is None else effective_weight(head).detach().clone(),
     )
 
 
@@ -74,7 +73,7 @@ def verify(
     now = model_state(model, optimizer)
     anatomy = locate(model)
     layers = selected_layers(anatomy, fault)
-    allowed = set(_targets(model, anatomy, fault))
+    allowed = set(targets(fault.code, model, anatomy, layers))
     replaced = tuple(name for name in allowed if name.endswith((".", ":")))
     changed = [n for n, t in now.tensors.items() if n not in before.tensors or not torch.equal(t, before.tensors[n])]
     keys = {**before.structure, **now.structure}
@@ -110,73 +109,10 @@ def _structure(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Ite
         yield f"{name}:gradient hooks", tuple(map(id, (parameter._backward_hooks or {}).values()))
     for key, value in vars(model.config).items():
         yield f"config.{key}", repr(value)
-    yield _CLIPPING, id(torch.nn.utils.clip_grad_norm_)
+    yield CLIPPING, id(torch.nn.utils.clip_grad_norm_)
     if optimizer is not None:
         optimizer = getattr(optimizer, "optimizer", optimizer)
         hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-        yield _OPTIMIZER, tuple(tuple(map(id, h.values())) for h in hooks)
+        yield OPTIMIZER, tuple(tuple(map(id, h.values())) for h in hooks)
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        yield f"{_OPTIMIZER}.param_groups", repr(settings)
-
-
-def _targets(model: nn.Module, anatomy: Anatomy, fault: Fault) -> Iterator[str]:
-    """Every name that the fault may change; one that ends in "." or ":" stands for all of a replaced module."""
-    names = {module: path for path, module in model.named_modules()}
-    code = fault.code
-
-    def of(module: nn.Module, *suffixes: str) -> Iterator[str]:
-        return (f"{names[module]}.{suffix}" for suffix in suffixes)
-
-    def role(module: nn.Module) -> Iterator[str]:
-        yield from of(module, OFFSET, "forward") if anatomy.tied else of(module, "weight")
-
-    layers = selected_layers(anatomy, fault)
-    for layer in layers:
-        attention = layer.attention
-        if fault.category == "masking" or code in ("VEC", "CST", "CDU", "COB", "CTR", "CLK"):
-            yield from of(attention, "_forward_pre_hooks", "bias" if anatomy.family == "gpt_neo" else "")
-        elif code in ("QZQ", "QZK", "QZV", "QSW", "QTH"):
-            roles = {"QZQ": "q", "QZK": "k", "QZV": "v", "QSW": "qk", "QTH": "qkv"}[code]
-            of_role = {"q": layer.query, "k": layer.key, "v": layer.value}
-            for projection in (of_role[r] for r in roles):
-                yield from of(projection.module, "weight", "bias")
-                if code == "QTH":
-                    yield from of(projection.module, "weight:gradient hooks", "bias:gradient hooks")
-        elif code == "QHD":
-            yield from of(attention, layer.heads_attribute, layer.head_size_attribute, "scaling")
-        elif code == "SDS":
-            yield from of(attention, "scaling")
-        elif fault.category in ("score", "kernel") or code == "VSH":
-            yield f"{names[attention]}:attention path"
-        elif code in ("FSW", "FWI"):
-            yield from (*of(layer.up, "weight"), *of(layer.down, "weight"))
-        elif code == "FDN":
-            yield from of(layer.down, "_forward_pre_hooks")
-        elif code == "FCA":
-            owner, name = layer.activation
-            yield from (f"{names[owner]}.{name}.", f"{names[owner]}.{name}:")
-        elif code in ("NSG", "NZG", "NSB", "NCE"):
-            part = {"NSG": "weight", "NZG": "weight", "NSB": "bias", "NCE": "eps"}[code]
-            yield from (name for norm in layer.norms for name in of(norm, part))
-        elif code == "RDR":
-            yield from (name for dropout in layer.residual_dropouts for name in of(dropout, "p"))
-        elif fault.category == "residual":
-            yield from of(layer.block, "fault_skip", "forward")
-            yield from (f"{names[m]}._forward_pre_hooks" for m in layer.block.modules() if m in names)
-    if fault.category in ("score", "kernel") or code == "VSH":
-        # All attention goes through the one function that dispatches to the faulty path where there is one.
-        yield "config._attn_implementation_internal"
-        yield from (name for layer in anatomy.layers for name in of(layer.attention, "_attn"))
-    if code in ("QFG", "FRG", "NWD", "RGC"):
-        yield _OPTIMIZER
-    if code == "RGC":
-        yield _CLIPPING
-    if fault.category == "positional":
-        yield from of(anatomy.positions, "_forward_hooks", "_forward_pre_hooks")
-    if code in ("ETZ", "ESW", "EZD"):
-        yield from role(anatomy.tokens)
-    if code == "ESS":
-        yield from of(anatomy.segments, "weight")
-    if fault.category == "output":
-        yield from role(anatomy.head)
-        yield from of(anatomy.head, "bias", "_forward_hooks")
+        yield f"{OPTIMIZER}.param_groups", repr(settings)
