@@ -26,7 +26,7 @@ from experiments.engine.deletion import (
     random_curves,
     ranked,
 )
-from experiments.engine.explanations import Settings, explain_runs, kinds_of, wide
+from experiments.engine.explanations import GROUP_SHAPLEY, Settings, exact_check, explain_runs, kinds_of, wide
 from experiments.engine.margins import Game, game_of
 from features.bench import Bench
 
@@ -89,6 +89,7 @@ def _compute(cell: ExplainCell) -> tuple[dict[str, pd.DataFrame], dict]:
     stability = _stability(cell, train, test, made.groups)
     checks = {
         **made.checks,
+        **(exact_check(game, settings) if GROUP_SHAPLEY in set(made.groups["kind"]) else {}),
         "seconds_fit": fitted - started,
         "seconds_explain": explained_ - fitted,
         "seconds_delete": deleted - explained_,

@@ -32,6 +32,25 @@ EXACT_RUNS = 2
 """Runs per fold on which sampled Shapley values are checked against all coalitions."""
 
 
+def exact_check(game: Game, settings: Settings) -> dict[str, float]:
+    """Sampled against exact Shapley values of a few runs, over the same few background runs.
+
+    `exact_correlation` is the smallest correlation over runs and levels, `exact_deviation` the largest difference as a
+    share of the run's largest value.
+    """
+    few = settings.exact_background
+    small = replace(game, background=game.background[:few])
+    drawn, _ = sampled_group_shapley(small, few * max(settings.draws // few, 2))
+    agreed, away = [], []
+    for row in np.linspace(0, len(game.runs) - 1, min(EXACT_RUNS, len(game.runs))).astype(int):
+        exact = exact_group_shapley(small, row)
+        for at in range(len(game.levels)):
+            if np.ptp(exact[:, at]) > 0:
+                agreed.append(float(np.corrcoef(exact[:, at], drawn[row, :, at])[0, 1]))
+                away.append(float(np.abs(exact[:, at] - drawn[row, :, at]).max() / np.abs(exact[:, at]).max()))
+    return {"exact_correlation": min(agreed, default=np.nan), "exact_deviation": max(away, default=np.nan)}
+
+
 def shap_kind(form: str, absolute: bool) -> str:
     """Name of a SHAP explanation.
 
@@ -139,25 +158,7 @@ def _group_shapley(game: Game, settings: Settings, seed: int) -> tuple[pd.DataFr
     signed = table[table["kind"] == GROUP_SHAPLEY]
     size = signed.groupby(["level", "run"])["value"].apply(lambda v: v.abs().max())
     share = signed.groupby(["level", "run"])["error"].mean() / size
-    checks = {"shapley_error_share": float(share.median())}
-    return table, {**checks, **_exact_check(game, settings, mean, error)}
-
-
-def _exact_check(game: Game, settings: Settings, mean: np.ndarray, error: np.ndarray) -> dict:
-    """On a few runs: correlation of sampled and exact values, both against the same few background runs."""
-    small = replace(game, background=game.background[: settings.exact_background])
-    drawn, _ = sampled_group_shapley(small, settings.exact_background * (settings.draws // settings.exact_background))
-    agreed, largest = [], []
-    for row in np.linspace(0, len(game.runs) - 1, min(EXACT_RUNS, len(game.runs))).astype(int):
-        exact = exact_group_shapley(small, row)
-        for at in range(len(game.levels)):
-            if np.isfinite(exact[:, at]).all() and np.ptp(exact[:, at]) > 0:
-                agreed.append(float(np.corrcoef(exact[:, at], drawn[row, :, at])[0, 1]))
-                largest.append(float(np.abs(exact[:, at] - drawn[row, :, at]).max() / np.abs(exact[:, at]).max()))
-    return {
-        "exact_correlation": min(agreed, default=float("nan")),
-        "exact_deviation": max(largest, default=float("nan")),
-    }
+    return table, {"shapley_error_share": float(share.median())}
 
 
 def _prototype_groups(technique: DefaultPlusPlus, bench: Bench) -> pd.DataFrame:
