@@ -28,9 +28,9 @@ PORTION = 96
 """So many mutants are run before correct rows catch up with the killed ones."""
 
 
-def clean(family: Family, task_name: str, number: int) -> Configuration:
+def clean(family: Family, task_name: str, number: int, profile: str = "embedded") -> Configuration:
     """The clean configuration of a pair's setting."""
-    return Configuration(family.name, task_name, setting(f"{family.name}/{task_name}", number))
+    return Configuration(family.name, task_name, setting(f"{family.name}/{task_name}", number), profile=profile)
 
 
 def mutant(of: Configuration, fault: Fault) -> Configuration:
@@ -50,6 +50,7 @@ class Campaign:
     store: Store
     chosen: list[tuple[Family, str]] = field(default_factory=pairs)
     workers: int = 1
+    profile: str = "embedded"
     report: Callable[[int, int, Outcome], None] | None = None
     deadline: float | None = None
     clean: dict[str, dict[int, Outcome]] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class Campaign:
 
     def run(self, max_rounds: int | None = None) -> Campaign:
         """Run, or go on, until the rounds are used up or the deadline (as of `time.time()`) has passed."""
-        self._run([(clean(*pair, n), None) for n in range(FIRST_SETTINGS) for pair in self.chosen])
+        self._run([(clean(*pair, n, self.profile), None) for n in range(FIRST_SETTINGS) for pair in self.chosen])
         plans = [rounds(*pair) for pair in self.chosen]
         for number, of_round in enumerate(zip_longest(*plans, fillvalue={})):
             if self.over or (max_rounds is not None and number >= max_rounds):
@@ -116,7 +117,7 @@ class Campaign:
             missing = len(self.killed(pair)) - len(self.accepted(pair))
             following = max(self.clean.get(pair, {0: None})) + 1
             for number in range(following, min(following + missing, MOST_SETTINGS)):
-                yield clean(family, task_name, number), None
+                yield clean(family, task_name, number, self.profile), None
 
     def _run(self, planned: list[tuple[Configuration, tuple[float, ...] | None]]) -> None:
         waiting = []

@@ -14,23 +14,16 @@ import pandas as pd
 import torch
 from torch import nn
 
-from features.build.base import from_base
 from features.build.families import family
+from features.build.profile import device, profile
 from features.build.tasks import task
-from features.build.tasks.task import examples
 from features.build.validation import validate
 from features.build.variants import BASE_SETTING, Setting
 from features.inject import Fault, InjectionError, inject
 from features.measure import Recorder
 
-EPOCHS = 6
-STEPS_PER_EPOCH = 6
-MEASURE_EVERY = 3
 WEIGHT_DECAY = 0.01
 CLIP_NORM = 1.0
-VALIDATION_SIZE = 96
-TEST_SIZE = {"encoder": 384, "decoder": 160}
-"""Accuracy needs more examples than a perplexity does."""
 PROBE_SIZE = 8
 
 
@@ -46,6 +39,7 @@ class Configuration:
     task: str
     setting: Setting = BASE_SETTING
     fault: Fault | None = None
+    profile: str = "embedded"
 
     @property
     def pair(self) -> str:
@@ -78,15 +72,15 @@ def fine_tune(configuration: Configuration, seed: int) -> Run:
     Raises InvalidRun with the reason if the run crashed or its losses were not finite.
     """
     started = time.process_time()
-    setting, chosen = configuration.setting, task(configuration.task)
-    seed = seed + setting.shift
-    segments = configuration.family == "bert"
-    train = examples(chosen, "train", chosen.examples, segments)
-    held_out = examples(chosen, "validation", VALIDATION_SIZE + TEST_SIZE[chosen.arch], segments)
-    validation, test = held_out.part(0, VALIDATION_SIZE), held_out.part(VALIDATION_SIZE, None)
-    model = from_base(family(configuration.family), seed).train()
-    steps = EPOCHS * STEPS_PER_EPOCH
-    optimizer = adamw(model, chosen.learning_rate * setting.rate_factor)
+    setting, sizes, chosen = configuration.setting, profile(configuration.profile), task(configuration.task)
+    of_family, where, seed = family(configuration.family), device(), seed + configuration.setting.shift
+    train = sizes.load(of_family, chosen, "train", sizes.train_size or chosen.examples).to(where)
+    held_out = sizes.load(of_family, chosen, "validation", sizes.validation_size + sizes.test_size[chosen.arch])
+    held_out = held_out.to(where)
+    validation, test = held_out.part(0, sizes.validation_size), held_out.part(sizes.validation_size, None)
+    model = sizes.start(of_family, seed).to(where).train()
+    steps = sizes.epochs * sizes.steps_per_epoch
+    optimizer = adamw(model, sizes.rate(chosen) * setting.rate_factor)
     rows = order(len(train), setting.batch_size, steps, seed)
     with ExitStack() as stack:
         if configuration.fault is not None:
@@ -94,7 +88,7 @@ def fine_tune(configuration: Configuration, seed: int) -> Run:
                 stack.enter_context(inject(model, replace(configuration.fault, seed=seed), optimizer=optimizer))
             except InjectionError as error:
                 raise InvalidRun(f"not applicable: {error}") from error
-        recorder = stack.enter_context(Recorder(model, MEASURE_EVERY, train.take(slice(PROBE_SIZE)), chosen.arch))
+        recorder = stack.enter_context(Recorder(model, sizes.measure_every, train.take(slice(PROBE_SIZE)), chosen.arch))
         rates = schedule(optimizer, steps, setting.warmup)
         torch.manual_seed(seed)
         try:
@@ -107,7 +101,7 @@ def fine_tune(configuration: Configuration, seed: int) -> Run:
                 recorder.step(loss, batch, optimizer)
                 optimizer.zero_grad()
                 rates.step()
-                if (step + 1) % STEPS_PER_EPOCH == 0:
+                if (step + 1) % sizes.steps_per_epoch == 0:
                     _close_epoch(recorder, validate(model, chosen, validation))
             quality = validate(model, chosen, test)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:

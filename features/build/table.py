@@ -13,7 +13,7 @@ import pandas as pd
 from features.bench import Bench
 from features.build.campaign import Campaign
 from features.build.outcome import Outcome, verdict
-from features.build.run import EPOCHS, STEPS_PER_EPOCH
+from features.build.profile import profile
 from features.build.tasks import task
 from features.build.variants import SEEDS
 from features.schema import LOG_METRICS, MACHINE_METRICS, metrics
@@ -50,21 +50,15 @@ def survivors_of(campaign: Campaign, arch: Architecture) -> Bench | None:
     return _bench(campaign, arch, outcomes, f"embedded-{arch}-survivors", (NOT_RUN_OUT,), log=False)
 
 
-def paired_of(campaign: Campaign, bench: Bench) -> Bench:
-    """The bench in the paired encoding: a mutant minus the clean run of its setting, seed by seed, then the mean.
+def paired_of(campaign: Campaign, bench: Bench) -> pd.DataFrame:
+    """The bench in the paired encoding: mutants minus the clean run of their setting.
 
     A clean setting is compared with the pair's base, and the base with the next accepted setting. Not deployable: who
     has a clean twin of a run needs no diagnosis.
     """
     by_id = {o.id: o for o in _all(campaign)}
-    rows = []
-    for run_id in bench.runs:
-        outcome = by_id[run_id]
-        twin = _twin(campaign, outcome)
-        rows.append(np.nanmean(outcome.vectors - twin.vectors[: len(outcome.vectors)], axis=0))
-    X = pd.DataFrame(np.stack(rows), index=bench.runs, columns=bench.X.columns)
-    notes = ("paired encoding: each row minus its matched clean run; for research, not deployable",)
-    return Bench(f"{bench.name}-paired", bench.arch, X, bench.labels, bench.pair, bench.meta, notes=notes)
+    rows = [_mean(by_id[run].vectors - _twin(campaign, by_id[run]).vectors) for run in bench.runs]
+    return pd.DataFrame(np.stack(rows), index=bench.runs, columns=bench.X.columns)
 
 
 def attempts(campaign: Campaign) -> pd.DataFrame:
@@ -153,7 +147,7 @@ def _mean(vectors: np.ndarray) -> np.ndarray:
 
 def _meta(campaign: Campaign, outcome: Outcome) -> dict:
     configuration, fault = outcome.configuration, outcome.configuration.fault
-    setting = configuration.setting
+    setting, sizes = configuration.setting, profile(configuration.profile)
     base = campaign.reference(configuration) if fault else campaign.clean[configuration.pair][0]
     test = verdict(base, outcome)
     return {
@@ -164,8 +158,8 @@ def _meta(campaign: Campaign, outcome: Outcome) -> dict:
         "severity": _severity(fault) if fault else None,
         "seeds": ",".join(str(s) for s in SEEDS[: len(outcome.qualities)]),
         "n_seeds": len(outcome.qualities),
-        "n_epochs": EPOCHS,
-        "n_steps": EPOCHS * STEPS_PER_EPOCH,
+        "n_epochs": sizes.epochs,
+        "n_steps": sizes.epochs * sizes.steps_per_epoch,
         "quality": float(np.mean(outcome.qualities)),
         "quality_clean": float(np.mean(base.qualities[: len(outcome.qualities)])),
         "effect": test.effect,
@@ -173,7 +167,7 @@ def _meta(campaign: Campaign, outcome: Outcome) -> dict:
         "p_value": test.p_value,
         "killed": test.killed,
         "setting": setting.number,
-        "learning_rate": task(configuration.task).learning_rate * setting.rate_factor,
+        "learning_rate": sizes.rate(task(configuration.task)) * setting.rate_factor,
         "batch_size": setting.batch_size,
         "warmup": setting.warmup,
     }

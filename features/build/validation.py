@@ -17,6 +17,8 @@ from features.build.tasks.task import IGNORED, Examples, Task
 
 PREFILL = 9
 CHUNK = 8
+ROWS = 512
+"""Examples of one evaluation batch."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +33,28 @@ class Validation:
 
 @torch.no_grad()
 def validate(model: nn.Module, task: Task, data: Examples) -> Validation:
-    """Evaluate on a whole data set in one batch; the model's mode is restored."""
+    """Evaluate on a whole data set; the model's mode is restored."""
     training = model.training
     model.eval()
-    batch = data.take(slice(None))
-    labels = batch.pop("labels")
-    if task.arch == "encoder":
-        logits = model(**batch).logits
-    else:
-        logits, labels = _decode(model, batch), _scored(labels, task)
-        keep = labels != IGNORED
-        logits, labels = logits[keep], labels[keep]
+    found = [_predict(model, task, data.part(start, start + ROWS)) for start in range(0, len(data), ROWS)]
     model.train(training)
-    logits = logits.float()
+    logits, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
     loss = float(functional.cross_entropy(logits, labels))
     confidence, guess = logits.softmax(-1).max(-1)
     correct = (guess == labels).float()
     perplexity = math.exp(min(loss, 80.0)) if math.isfinite(loss) else float("nan")
     return Validation(loss, float(correct.mean()), perplexity, calibration_error(confidence, correct))
+
+
+def _predict(model: nn.Module, task: Task, data: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (predictions, classes) in single precision, and the labels (predictions,) that they are held against."""
+    batch = data.take(slice(None))
+    labels = batch.pop("labels")
+    if task.arch == "encoder":
+        return model(**batch).logits.float(), labels
+    logits, labels = _decode(model, batch), _scored(labels, task)
+    keep = labels != IGNORED
+    return logits[keep].float(), labels[keep]
 
 
 def calibration_error(confidence: torch.Tensor, correct: torch.Tensor, bins: int = 10) -> float:
@@ -58,7 +64,7 @@ def calibration_error(confidence: torch.Tensor, correct: torch.Tensor, bins: int
     0.4
     """
     which = (confidence.nan_to_num() * bins).long().clamp(0, bins - 1)
-    gap = torch.zeros(bins).index_add(0, which, correct - confidence)
+    gap = torch.zeros(bins, device=correct.device).index_add(0, which, correct - confidence)
     return float(gap.abs().sum() / len(confidence))
 
 

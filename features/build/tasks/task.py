@@ -61,6 +61,10 @@ class Examples:
         """The examples from `start` to before `stop`."""
         return Examples({k: v[start:stop] for k, v in self.inputs.items()}, self.labels[start:stop])
 
+    def to(self, device: torch.device) -> Examples:
+        """The examples on a device."""
+        return Examples({k: v.to(device) for k, v in self.inputs.items()}, self.labels.to(device))
+
     def take(self, rows) -> dict[str, torch.Tensor]:
         """The batch of these rows, cut to the longest real sequence in it."""
         mask = self.inputs["attention_mask"][rows]
