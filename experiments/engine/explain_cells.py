@@ -29,6 +29,7 @@ from experiments.engine.deletion import (
 from experiments.engine.explanations import GROUP_SHAPLEY, Settings, exact_check, explain_runs, kinds_of, wide
 from experiments.engine.margins import Game, game_of
 from features.bench import Bench
+from features.fpg import CATEGORY_GROUP
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def _compute(cell: ExplainCell) -> tuple[dict[str, pd.DataFrame], dict]:
     bench = cell.cell.source.load()
     fold = cell.cell.outer_fold(bench)
     train, test = bench.take(fold.train), bench.take(fold.test)
-    test = test.take((test.faulty & test.labels["category"].notna()).to_numpy())
+    # A category that the taxonomy lacks has no component to point at.
+    test = test.take((test.faulty & test.labels["category"].isin(CATEGORY_GROUP)).to_numpy())
     started = time.perf_counter()
     technique = cell.cell.estimator().fit(train)
     fitted = time.perf_counter()
@@ -115,10 +117,10 @@ def _deletions(game: Game, groups: pd.DataFrame, settings: Settings, seed: int) 
 
 
 def _stability(cell: ExplainCell, train: Bench, test: Bench, groups: pd.DataFrame) -> pd.DataFrame:
-    """Agreement with the explanations of the same technique, fitted on a part of the training runs."""
+    """Agreement with the explanations of the same technique, fitted on a part of the training runs; first fold only."""
     columns = ["level", "kind", "run", "spearman", "top1"]
     share, seed = cell.settings.resample, cell.cell.seed
-    if not share:
+    if not share or cell.cell.fold > 0:
         return pd.DataFrame(columns=columns)
     rows = np.random.default_rng(seed + 1).permutation(len(train))[: round(share * len(train))]
     part = train.take(np.sort(rows))

@@ -70,7 +70,7 @@ class Settings:
     deleted : groups deleted together in the faithfulness test (2 in the manuscript).
     subsets : random subsets to compare with, where there are more than that.
     orders : random orders beside the deletion curves.
-    resample : share of the training runs that the stability check refits on; 0 leaves it out.
+    resample : share of the first fold's training runs that the stability check refits on; 0 leaves it out.
     """
 
     background: int = 25
