@@ -226,6 +226,7 @@ class Recorder:
             attention="; ".join(sorted(self._sources)) or _UNSEEN,
             not_measured=missing,
             nonfinite=nonfinite,
+            notes=self._notes(),
         )
 
     def _clear(self) -> None:
@@ -325,6 +326,10 @@ class Recorder:
             return "no evaluation forward was seen and no figure was given to epoch()"
         if not self._measured:
             return "no training forward was seen before step()"
+        if name == "grad_norm_volatility" and self._norms:
+            return "one step was measured, and it takes two"
+        if name.startswith("grad"):
+            return "no gradient was there when step() was called"
         if name == "attention_padding_mass":
             return "the batches carry no attention_mask"
         if name == "attention_head_similarity" and self._sources != {_UNSEEN}:
@@ -332,6 +337,14 @@ class Recorder:
         if name in ("positional_sensitivity", "attention_cross_example_leakage") or name.startswith("cache_"):
             return "no probe batch was given, and the forward passes carry no input_ids"
         return "the model computed nothing that it could be read from"
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if 0 < len(self._epochs) < 3:
+            notes.append("fewer than three epochs: the early and mid phases and the slope are missing")
+        if self._depth == 1:
+            notes.append("one layer: the middle band of the layers is missing")
+        return tuple(notes)
 
 
 def _real_tokens(trace: Trace, inputs: list[dict]) -> tuple[Tensor, bool]:
