@@ -78,6 +78,8 @@ class Fault:
             raise InjectionError(
                 f"{self.code}: layers must be one of {LAYERS} or a tuple of indices, not {self.layers!r}"
             )
+        # The operator's own spelling of the value, so that 8.0 read from a file is the integer 8.
+        object.__setattr__(self, "value", op.settings[op.settings.index(self.value)])
         if self.layers != "all" and not self.acts_by_layer:
             raise InjectionError(f"{self.code} does not act layer by layer: leave layers='all'")
 
@@ -126,7 +128,7 @@ def inject(
     leave. Inside, training updates parameters as usual, so a fault that acts by initial value alone (a zeroed
     projection) may heal, as it may in the manuscript. On leaving, parameters, their gradients, buffers, configuration,
     hooks, forwards, the attention function, and the optimizer's groups and state return to what they were on entering:
-    what was trained inside is gone. Contexts nest; a recorder attached inside sees what the faulty model computes.
+    what was trained inside is gone. (Training or evaluation mode is the caller's.) Contexts nest; a recorder attached inside sees what the faulty model computes.
 
     Parameters
     ----------

@@ -53,6 +53,7 @@ def test_a_wrong_fault_is_refused_when_it_is_made(arguments, words):
 
 def test_a_fault_is_a_value():
     assert Fault("FSW", 2.0, (0, 1)) == Fault("FSW", 2.0, (0, 1))
+    assert type(Fault("CTR", 8.0).value) is int
     assert len({Fault("MZM"), Fault("MZM"), Fault("MZM", seed=1)}) == 2
     assert (Fault("RGC", 1.0).category, Fault("RGC", 1.0).root_cause) == ("residual", "gradient_clipping")
 
