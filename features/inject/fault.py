@@ -128,7 +128,8 @@ def inject(
     leave. Inside, training updates parameters as usual, so a fault that acts by initial value alone (a zeroed
     projection) may heal, as it may in the manuscript. On leaving, parameters, their gradients, buffers, configuration,
     hooks, forwards, the attention function, and the optimizer's groups and state return to what they were on entering:
-    what was trained inside is gone. (Training or evaluation mode is the caller's.) Contexts nest; a recorder attached inside sees what the faulty model computes.
+    what was trained inside is gone. Training or evaluation mode is the caller's. Contexts nest; a recorder attached
+    inside sees what the faulty model computes.
 
     Parameters
     ----------
