@@ -11,22 +11,24 @@ neighbouring rows are the nearest thing to whole programs that can be held out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
 import typer
-from joblib import Memory, Parallel, delayed
+from joblib import Parallel, delayed
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GroupKFold, StratifiedKFold, train_test_split
 
+from baselines import default_recipe
 from baselines.default_recipe import Cleaning, RecipeForest
-from experiments.engine.cells import code_revision
 from experiments.engine.leaderboard import write_text
 from experiments.engine.manifest import dumps, manifest
 from features.bench import Bench, BenchError, detect_duplicates
@@ -154,11 +156,24 @@ def climb(question: Question, rung: Rung, recipe: RecipeForest, n_folds: int = 5
         "split": rung.split,
         "runs": len(y),
         "columns": X.shape[1],
-        "accuracy": np.mean(scores),
-        "accuracy_sd": np.std(scores, ddof=1) if len(scores) > 1 else np.nan,
-        "f1": f1_score(y[tested], guesses[tested]),
-        "majority": np.mean(majority),
+        "accuracy": float(np.mean(scores)),
+        "accuracy_sd": float(np.std(scores, ddof=1)) if len(scores) > 1 else np.nan,
+        "f1": float(f1_score(y[tested], guesses[tested])),
+        "majority": float(np.mean(majority)),
     }
+
+
+def kept(cache: Path, question: Question, rung: Rung, recipe: RecipeForest, n_folds: int, seed: int) -> dict:
+    """`climb`, or what it gave before on the same data with the same code: a killed command loses one figure a process."""
+    code = [hashlib.sha256(Path(source).read_bytes()).hexdigest() for source in (__file__, default_recipe.__file__)]
+    data = [question.bench.fingerprint(), question.level, question.label]
+    identity = json.dumps([code, data, asdict(rung), recipe.get_params(), n_folds, seed], sort_keys=True)
+    path = cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    row = climb(question, rung, recipe, n_folds, seed)
+    write_text(path, json.dumps(row))
+    return row
 
 
 def _splits(rung: Rung, y: np.ndarray, blocks: np.ndarray | None, n_folds: int, seed: int):
@@ -228,9 +243,8 @@ def study(
         raise BenchError(f"--search must be none or grid, not {search!r}")
     questions = [q for q in read_questions(folder) if not level or q.level in level]
     recipe = RecipeForest(search=search, n_estimators=trees)
-    # Kept figure by figure under the revision of the code, so that a killed command continues where it stood.
-    kept = Memory(results / ".cache" / code_revision(), verbose=0).cache(climb)
-    jobs = [delayed(kept)(question, rung, recipe, folds, seed) for rung in LADDER for question in questions]
+    cache = results / ".cache"
+    jobs = [delayed(kept)(cache, question, rung, recipe, folds, seed) for rung in LADDER for question in questions]
     rows = Parallel(n_jobs=workers, return_as="generator")(jobs)
     ladder = pd.DataFrame(track(rows, "climbing", total=len(jobs), console=console))
     show(ladder, console)

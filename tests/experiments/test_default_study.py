@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from baselines.default_recipe import RecipeForest
 from experiments import default_study
-from experiments.default_study import LADDER, TABLES, Question, Rung, climb, read_questions, summary
+from experiments.default_study import LADDER, TABLES, Question, Rung, climb, kept, read_questions, summary
 from features.bench import Bench, BenchError
 from features.readers import read_bench
 
@@ -157,3 +157,20 @@ def test_direction_of_the_ladder_on_every_third_row():
 def test_missing_folder_is_a_bench_error():
     with pytest.raises(BenchError, match="no such folder"):
         read_questions(Path("no") / "where")
+
+
+def test_a_figure_is_computed_once_per_data_and_settings(tmp_path, monkeypatch):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return climb(*arguments)
+
+    monkeypatch.setattr(default_study, "climb", counted)
+    question = question_of(60)
+    first = kept(tmp_path, question, LADDER[2], FAST, 2, 0)
+    assert kept(tmp_path, question, LADDER[2], FAST, 2, 0) == first
+    assert len(calls) == 1
+    kept(tmp_path, question, LADDER[2], FAST, 2, 1)
+    kept(tmp_path, question_of(60, seed=1), LADDER[2], FAST, 2, 0)
+    assert len(calls) == 3
