@@ -164,7 +164,7 @@ def climb(question: Question, rung: Rung, recipe: RecipeForest, n_folds: int = 5
 
 
 def kept(cache: Path, question: Question, rung: Rung, recipe: RecipeForest, n_folds: int, seed: int) -> dict:
-    """`climb`, or what it gave before on the same data with the same code: a killed command loses one figure a process."""
+    """`climb`, or what it gave before for the same data, code and settings: a killed command loses one figure."""
     code = [hashlib.sha256(Path(source).read_bytes()).hexdigest() for source in (__file__, default_recipe.__file__)]
     data = [question.bench.fingerprint(), question.level, question.label]
     identity = json.dumps([code, data, asdict(rung), recipe.get_params(), n_folds, seed], sort_keys=True)
