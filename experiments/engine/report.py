@@ -139,7 +139,7 @@ def heat_map(stored: Stored, arch: str, level: int) -> HeatMap | None:
     scores = scores[(scores["arch"] == arch) & (scores["level"] == level) & (scores["protocol"] == "path")]
     if scores.empty:
         return None
-    scores = scores.assign(category=scores["class"].str.partition("/")[0])
+    scores = scores.assign(category=scores["class"].str.split("/").str[0])
     table = scores.pivot_table(index="technique", columns="category", values="f1", aggfunc="mean")
     first = scores[scores["technique"] == scores["technique"].iloc[0]]
     sizes = first.groupby("category")["support"].sum()

@@ -158,7 +158,7 @@ def by_category(stored: Stored, paper: dict, level: int) -> SideBySide:
     """Tables 7a (level 2) and 7b (level 3, mean over the root causes of a category): DEFault++ by category."""
     scores = stored.classes
     scores = scores[(scores["technique"] == OWN) & (scores["level"] == level) & (scores["protocol"] == "paper")]
-    scores = scores.assign(category=scores["class"].str.partition("/")[0])
+    scores = scores.assign(category=scores["class"].str.split("/").str[0])
     means = scores.groupby(["arch", "category"])[list(MEASURES)].mean()
     cells = []
     for category in (*categories("decoder"), "average"):

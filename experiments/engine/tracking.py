@@ -1,8 +1,10 @@
 """A finished comparison in MLflow.
 
 One experiment per bench and architecture. In it a parent run per comparison, a child per technique (what one
-compares), a grandchild per outer fold. Verdicts and class tables are artifacts of the technique's run; the bench is
-its dataset. SQLite by default, any store by MLFLOW_TRACKING_URI.
+compares), a grandchild per outer fold. Verdicts, confusion matrices and class tables are artifacts of the technique's
+run; the bench is its dataset. What one compares stands in the first section of MLflow's charts (`L1_path_f1` and so
+on); what one looks up has a prefix (`detail/`, `paper/`, `cost/`). SQLite by default, any store by
+MLFLOW_TRACKING_URI.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from experiments.engine.leaderboard import Judged, class_table, fold_scores, markdown
+from experiments.engine.leaderboard import Judged, class_table, fold_scores, markdown, order
+from experiments.engine.notes import comparison_note, confusion_page, technique_note
 from experiments.engine.scoring import PROTOCOLS
 from features.bench import Bench
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
+NOTE = "mlflow.note.content"
 
 
 def tracking_uri() -> str:
@@ -45,7 +49,7 @@ def track(judged: list[Judged], board: pd.DataFrame, manifest: dict, name: str) 
         "split": manifest["settings"]["split"],
         "comparison": name,
     }
-    parent = _run(client, experiment, name, {**common, "kind": "comparison"}, _comparison_note(bench, board, name))
+    parent = _run(client, experiment, name, {**common, "kind": "comparison"})
     _log(client, parent, _best_metrics(board), {"folds": manifest["settings"]["folds"], "runs": len(bench)})
     client.log_inputs(parent, [_dataset(bench, fingerprint)])
     with tempfile.TemporaryDirectory() as folder:
@@ -53,73 +57,100 @@ def track(judged: list[Judged], board: pd.DataFrame, manifest: dict, name: str) 
         Path(folder, "leaderboard.md").write_text(markdown(board))
         Path(folder, "manifest.json").write_text(json.dumps(manifest, indent=1, default=str))
         client.log_artifacts(parent, folder)
-    for entry in judged:
-        _track_technique(client, experiment, parent, entry, board, common, fingerprint)
+    # MLflow lists the youngest first: the best technique goes last.
+    place = {technique: i for i, technique in enumerate(order(board))}
+    runs = {}
+    for entry in sorted(judged, key=lambda e: place.get(e.name, len(place)), reverse=True):
+        runs[entry.name] = _track_technique(client, experiment, parent, entry, board, common, fingerprint)
+    client.set_tag(parent, NOTE, comparison_note(bench, board, experiment, name, runs))
     client.set_terminated(parent)
     return parent
 
 
-def _track_technique(client, experiment, parent, entry: Judged, board, common, fingerprint) -> None:
+def _track_technique(client, experiment, parent, entry: Judged, board, common, fingerprint) -> str:
+    rows = board[board["technique"] == entry.name]
+    levels = sorted(set(rows["level"]).intersection(entry.levels))
+    per_fold = {(level, p): fold_scores(entry, level, p) for level in levels for p in PROTOCOLS}
     tags = {
         **common,
         "kind": "technique",
         "technique": entry.key,
         "family": entry.estimator.family,
         "tuned": str(entry.tuned).lower(),
-        "protocols": ", ".join(PROTOCOLS),
         "reference": entry.estimator.reference,
         MLFLOW_PARENT_RUN_ID: parent,
+        NOTE: technique_note(entry, rows, per_fold),
     }
-    run = _run(client, experiment, entry.name, tags, entry.estimator.__doc__ or "")
-    rows = board[board["technique"] == entry.name]
-    metrics = {
-        f"L{row.level}_{row.protocol}_{column}": getattr(row, column)
-        for row in rows.itertuples()
-        for column in ("f1", "precision", "recall", "low", "high", "fold_sd")
-    }
-    first = rows[(rows["level"] == 1) & (rows["protocol"] == "path")].iloc[0]
-    metrics |= {c: first[c] for c in ("accuracy", "auroc", "false_alarm_rate")}
+    run = _run(client, experiment, entry.name, tags)
+    metrics = {}
+    for row in rows.itertuples():
+        metrics |= _named(row.level, row.protocol, row._asdict(), ("low", "high", "fold_sd"))
+        if row.level == 1 and row.protocol == "path":
+            metrics |= {c: getattr(row, c) for c in ("accuracy", "auroc", "false_alarm_rate")}
     costs = pd.DataFrame([r.cost for r in entry.results])
-    metrics |= {f"{c}_total": costs[c].sum() for c in costs if c.startswith("seconds")}
+    metrics |= {f"cost/{c}_total": costs[c].sum() for c in costs if c.startswith("seconds")}
     _log(client, run, metrics, entry.estimator.get_params())
     client.log_inputs(run, [_dataset(entry.bench, fingerprint)])
     with tempfile.TemporaryDirectory() as folder:
-        entry.table.to_parquet(Path(folder, "verdicts.parquet"))
-        for level in entry.levels:
-            entry.confusion(level, "path").pooled().to_csv(Path(folder, f"confusion_path_L{level}.csv"))
-            for protocol in PROTOCOLS:
-                class_table(entry.confusion(level, protocol)).to_csv(Path(folder, f"classes_{protocol}_L{level}.csv"))
+        _write_artifacts(entry, levels, Path(folder))
         client.log_artifacts(run, folder)
-    per_fold = {(level, p): fold_scores(entry, level, p) for level in entry.levels for p in PROTOCOLS}
     for result in entry.results:
-        fold_tags = {**common, "kind": "fold", "technique": entry.key, MLFLOW_PARENT_RUN_ID: run}
-        child = _run(client, experiment, f"{entry.name}, fold {result.cell.fold}", fold_tags, "")
-        metrics = {
-            f"L{level}_{protocol}_{column}": scores.loc[result.cell.fold, column]
-            for (level, protocol), scores in per_fold.items()
-            for column in ("f1", "precision", "recall")
-        }
-        if result.tuned is not None:
-            importances = result.tuned.importances.items()
-            metrics |= {"inner_best": result.tuned.trials["value"].max()}
-            metrics |= {f"importance_{name}": share for name, share in importances}
-            with tempfile.TemporaryDirectory() as folder:
-                result.tuned.trials.to_csv(Path(folder, "trials.csv"), index=False)
-                client.log_artifacts(child, folder)
-        _log(client, child, {**metrics, **result.cost}, {**entry.estimator.get_params(), **result.parameters})
-        client.set_terminated(child)
+        _track_fold(client, experiment, run, entry, result, per_fold, common)
     client.set_terminated(run)
+    return run
+
+
+def _track_fold(client, experiment, run, entry: Judged, result, per_fold, common) -> None:
+    fold = result.cell.fold
+    tags = {**common, "kind": "fold", "technique": entry.key, MLFLOW_PARENT_RUN_ID: run}
+    child = _run(client, experiment, f"{entry.name}, fold {fold}", tags)
+    metrics = {f"cost/{name}": value for name, value in result.cost.items()}
+    for (level, protocol), scores in per_fold.items():
+        metrics |= _named(level, protocol, scores.loc[fold].to_dict())
+    if result.tuned is not None:
+        metrics |= {"tuning/inner_best": result.tuned.trials["value"].max()}
+        metrics |= {f"tuning/importance_{name}": share for name, share in result.tuned.importances.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            result.tuned.trials.to_csv(Path(folder, "trials.csv"), index=False)
+            client.log_artifacts(child, folder)
+    _log(client, child, metrics, {**entry.estimator.get_params(), **result.parameters})
+    client.set_terminated(child)
+
+
+def _named(level: int, protocol: str, scores: dict, extra: tuple[str, ...] = ()) -> dict[str, float]:
+    """F1 under its plain name where it is what one compares; all else below a prefix."""
+    plain = f"L{level}_path_f1" if protocol == "path" else f"paper/L{level}_f1"
+    prefix = "detail" if protocol == "path" else "paper"
+    others = {f"{prefix}/L{level}_{c}": scores[c] for c in ("precision", "recall", *extra)}
+    return {plain: scores["f1"], **others}
+
+
+def _write_artifacts(entry: Judged, levels: list[int], folder: Path) -> None:
+    entry.table.to_parquet(folder / "verdicts.parquet")
+    truth = entry.bench.labels.loc[entry.table.index, ["category", "root_cause"]].add_prefix("true_")
+    shown = entry.table.assign(pair=entry.bench.pair, evidence=entry.table["evidence"].str[:200])
+    truth.join(shown).to_csv(folder / "verdicts.csv", float_format="%.4g")
+    pooled = {}
+    for level in levels:
+        for protocol in PROTOCOLS:
+            counted = entry.confusion(level, protocol)
+            class_table(counted).to_csv(folder / f"classes_{protocol}_L{level}.csv", float_format="%.4f")
+            if protocol == "path":
+                pooled[level] = counted.pooled()
+                pooled[level].to_csv(folder / f"confusion_path_L{level}.csv")
+    (folder / "confusion.html").write_text(confusion_page(entry.name, pooled))
 
 
 def _experiment(client: MlflowClient, bench: Bench) -> str:
     name = f"{bench.name} ({bench.arch})" if bench.arch else bench.name
     found = client.get_experiment_by_name(name)
-    return found.experiment_id if found else client.create_experiment(name)
+    # The kind makes MLflow open the experiment in its "Model training" view.
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    return found.experiment_id if found else client.create_experiment(name, tags=tags)
 
 
-def _run(client: MlflowClient, experiment: str, name: str, tags: dict, note: str) -> str:
-    tags = {k: v for k, v in tags.items() if v} | ({"mlflow.note.content": note} if note else {})
-    return client.create_run(experiment, run_name=name, tags=tags).info.run_id
+def _run(client: MlflowClient, experiment: str, name: str, tags: dict) -> str:
+    return client.create_run(experiment, run_name=name, tags={k: v for k, v in tags.items() if v}).info.run_id
 
 
 def _log(client: MlflowClient, run: str, metrics: dict, parameters: dict) -> None:
@@ -129,13 +160,8 @@ def _log(client: MlflowClient, run: str, metrics: dict, parameters: dict) -> Non
 
 
 def _best_metrics(board: pd.DataFrame) -> dict[str, float]:
-    best = board.groupby(["level", "protocol"])["f1"].max()
-    return {f"best_L{level}_{protocol}_f1": value for (level, protocol), value in best.items()}
-
-
-def _comparison_note(bench: Bench, board: pd.DataFrame, name: str) -> str:
-    notes = "".join(f"- {note}\n" for note in bench.notes)
-    return f"# {name}\n\n{len(bench)} runs of {bench.name}.\n\n{notes}\n{markdown(board)}"
+    best = board[board["protocol"] == "path"].groupby("level")["f1"].max()
+    return {f"L{level}_path_f1": value for level, value in best.items()}
 
 
 def _dataset(bench: Bench, fingerprint: str) -> DatasetInput:

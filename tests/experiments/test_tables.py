@@ -310,3 +310,14 @@ def test_incomplete_comparison_names_the_missing_file(results):
     (results / "made" / "encoder" / "classes.csv").unlink()
     with pytest.raises(BenchError, match=r"classes\.csv"):
         load_stored(results, "made")
+
+
+def test_without_our_technique_every_own_cell_is_not_run(results):
+    path = results / "made" / "encoder"
+    for name in ("leaderboard.csv", "classes.csv"):
+        table = pd.read_csv(path / name)
+        table[table["technique"] != OWN].to_csv(path / name, index=False)
+    made = {t.number: t for t in side_by_side(load_stored(results, "made"), PAPER)}
+    for number in ("7a", "7b"):
+        assert (made[number].cells["missing"] != "").all()
+    assert cell(made["2"], "ffn", "encoder", "killed")["ours"] == 11
