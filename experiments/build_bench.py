@@ -29,7 +29,7 @@ from features.build.sampling import pairs
 from features.build.table import attempts, bench_of, paired_of, survivors_of
 from features.taxonomy import ARCHITECTURES
 
-Size = StrEnum("Size", {"embedded": "embedded", "full": "full"})
+Size = StrEnum("Size", {name: name for name in ("embedded", "full", "smoke")})
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,7 +42,7 @@ def build(
     family: Annotated[list[str] | None, typer.Option(help="Model families; default: all seven.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Tasks; default: all nine.")] = None,
     profile: Annotated[
-        Size, typer.Option(help="embedded: tiny models; full: real checkpoints and data.")
+        Size, typer.Option(help="embedded; full: real checkpoints and data; smoke: a try.")
     ] = Size.embedded,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
     scheduler: Annotated[str | None, typer.Option(help="dask scheduler, such as tcp://host:8786.")] = None,
@@ -58,10 +58,12 @@ def build(
     chosen = [p for p in pairs() if (not family or p[0].name in family) and (not task or p[1] in task)]
     if not chosen:
         raise BenchError(f"no pair of families {family} and tasks {task}")
-    if profile is Size.embedded:
+    if profile is not Size.full:
         _bases(chosen, console)
-    elif store == CACHE or out == EMBEDDED:
-        raise BenchError("--profile full needs a --store and an --out of its own, apart from the embedded bench's")
+    if profile is not Size.embedded and (store == CACHE or out == EMBEDDED):
+        raise BenchError(
+            f"--profile {profile} needs a --store and an --out of its own, apart from the embedded bench's"
+        )
     if bases_only:
         return
     workers = workers or joblib.cpu_count()
@@ -125,7 +127,11 @@ def _cluster(scheduler: str | None, campaign: Campaign):
     except ImportError:
         raise BenchError("--scheduler needs dask.distributed: pip install 'transformer-fault-bench[cluster]'") from None
     with Client(scheduler) as client, joblib.parallel_config(backend="dask", wait_for_workers_timeout=60):
-        campaign.workers = sum(client.nthreads().values())
+        threads = client.nthreads()
+        # Runs draw from torch's generator, which threads of one process would share.
+        if any(n > 1 for n in threads.values()):
+            raise BenchError(f"{scheduler}: a worker has more than one thread; start them with --nthreads 1")
+        campaign.workers = max(1, len(threads))
         yield
 
 

@@ -222,8 +222,8 @@ def _columns() -> str:
 `label.*`: faulty, category, root_cause. `pair`: family/task, the unit that splits keep together. `meta.*`: operator,
 parameter, value, layers, severity (place of the value in a list of three), seeds and n_seeds (run), n_epochs,
 n_steps, quality and quality_clean (mean over the seeds), effect (mean paired loss of quality), effect_size (effect
-over the standard deviation of the paired differences), p_value, killed, setting, learning_rate, batch_size, warmup. None
-of these is a feature."""
+over the standard deviation of paired differences), p_value, killed, setting, learning_rate, batch_size, warmup. None of
+these is a feature."""
 
 
 def _markdown(header: list[str], lines: list[list]) -> str:

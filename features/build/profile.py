@@ -1,4 +1,4 @@
-"""Two sizes of the same campaign: the embedded one, and the full one with real checkpoints and data sets.
+"""Sizes of the same campaign: the embedded one, the full one with real checkpoints and data, and one to try it out.
 
 >>> profile("embedded").epochs
 6
@@ -57,6 +57,17 @@ _PROFILES = (
         validation_size=96,
         # Accuracy needs more examples than a perplexity does.
         test_size={"encoder": 384, "decoder": 160},
+    ),
+    Profile(
+        name="smoke",
+        start=base.from_base,
+        load=_embedded_examples,
+        epochs=3,
+        steps_per_epoch=2,
+        measure_every=1,
+        train_size=None,
+        validation_size=16,
+        test_size={"encoder": 48, "decoder": 24},
     ),
     Profile(
         name="full",
