@@ -35,7 +35,7 @@ from features.schema import columns
 from features.taxonomy import CORRECT, Architecture, root_causes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-PLAN = Plan(1e-3, 1e-4, 256, 1, 1, 1, 0.5, 5.0)
+PLAN = Plan(1e-3, 1e-4, 256, 1, 1, 1, 1, 0.5, 5.0)
 
 
 class LoopNetwork(torch.nn.Module):

@@ -50,7 +50,10 @@ class DefaultPlusPlus(Technique):
         authors' code uses 0.5. The default is 0, because weights do in expectation the same without repeated rows.
     hidden, embedding, rounds, dropout, alpha, lam, beta, gamma, temperature, learning_rate, weight_decay, batch_size,
     max_epochs, clip : as in the manuscript (h, e, rounds of messages, α, λ, β, γ, τ, ...).
-    prototype_temperature : τ_p. The manuscript gives no value.
+    min_steps : steps that an epoch makes at least, passing over the rows again where they are few. On the manuscript's
+        bench a training part of 2,557 rows makes 10 steps an epoch and 1,500 in 150; on a tenth of the rows, 150
+        passes would leave the network all but untrained. 1 makes an epoch one pass again.
+    prototype_temperature : τ_p. The manuscript gives no value; on made-up data 1 to 384 (G·h) trained alike.
     patience, plateau_patience, plateau_factor : the manuscript names early stopping and a plateau schedule only.
     seed, device, threads : "auto" takes a GPU where there is one. A network of this size gains nothing from a
         second thread, and folds run side by side.
@@ -89,6 +92,7 @@ class DefaultPlusPlus(Technique):
         learning_rate: float = 1e-3,
         weight_decay: float = 1e-4,
         batch_size: int = 256,
+        min_steps: int = 10,
         max_epochs: int = 150,
         patience: int = 20,
         plateau_patience: int = 8,
@@ -121,6 +125,7 @@ class DefaultPlusPlus(Technique):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.batch_size = batch_size
+        self.min_steps = min_steps
         self.max_epochs = max_epochs
         self.patience = patience
         self.plateau_patience = plateau_patience

@@ -155,6 +155,7 @@ def _select(
         choices.learning_rate,
         choices.weight_decay,
         choices.batch_size,
+        choices.min_steps,
         choices.max_epochs,
         choices.patience,
         choices.plateau_patience,

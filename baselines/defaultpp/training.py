@@ -22,11 +22,15 @@ from baselines.defaultpp.prototypes import Prototypes, class_means, distances
 
 @dataclass(frozen=True)
 class Plan:
-    """How to optimise. `patience` and `plateau_patience` count epochs without a better validation score."""
+    """How to optimise. `patience` and `plateau_patience` count epochs without a better validation score.
+
+    An epoch passes over the rows as often as it takes to make `min_steps` steps, at least once.
+    """
 
     learning_rate: float
     weight_decay: float
     batch_size: int
+    min_steps: int
     max_epochs: int
     patience: int
     plateau_patience: int
@@ -105,7 +109,7 @@ def prototypes_of(network: Network, rows: Rows, n_classes: int) -> Prototypes:
 def run_epoch(
     network: Network, optimizer: torch.optim.Optimizer, rows: Rows, plan: Plan, objective: Objective
 ) -> float:
-    """One pass over `rows` in random order; returns the mean loss.
+    """One epoch over `rows` in random order; returns the mean loss.
 
     The prototypes that L_pm pulls towards are those at the start of the epoch, over all rows: a batch holds too few
     rows of most root causes for a mean, and its own row in it.
@@ -113,17 +117,20 @@ def run_epoch(
     prototypes = prototypes_of(network, rows, len(objective.category_of_class))
     network.train()
     n = len(rows.x)
-    order = torch.randperm(n).to(rows.x.device)  # drawn on the CPU, so that every device sees the same order
+    batches = -(-n // plan.batch_size)
+    passes = -(-plan.min_steps // batches)
     total = torch.zeros((), device=rows.x.device)
-    for batch in order.tensor_split(-(-n // plan.batch_size)):
-        part = rows.take(batch)
-        optimizer.zero_grad(set_to_none=True)
-        loss = objective(network(part.x), part.targets, prototypes)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), plan.clip)
-        optimizer.step()
-        total += loss.detach() * len(batch)
-    return float(total) / n
+    for _ in range(passes):
+        order = torch.randperm(n).to(rows.x.device)  # drawn on the CPU, so that every device sees the same order
+        for batch in order.tensor_split(batches):
+            part = rows.take(batch)
+            optimizer.zero_grad(set_to_none=True)
+            loss = objective(network(part.x), part.targets, prototypes)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), plan.clip)
+            optimizer.step()
+            total += loss.detach() * len(batch)
+    return float(total) / (n * passes)
 
 
 def macro_f1(true: Tensor, predicted: Tensor, classes: int) -> float:
