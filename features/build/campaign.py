@@ -58,17 +58,28 @@ class Campaign:
     killed_so_far: int = 0
 
     def run(self, max_rounds: int | None = None) -> Campaign:
-        """Run, or go on, until the rounds are used up or the deadline (as of `time.time()`) has passed."""
+        """Run, or go on, until the rounds are used up or the deadline (as of `time.time()`) has passed.
+
+        Once it has passed, what the store holds of the portion at hand is still taken in; with a deadline in the past
+        that is all that happens.
+        """
         self._run([(clean(*pair, n, self.profile), None) for n in range(FIRST_SETTINGS) for pair in self.chosen])
         plans = [rounds(*pair) for pair in self.chosen]
         for number, of_round in enumerate(zip_longest(*plans, fillvalue={})):
-            if self.over or (max_rounds is not None and number >= max_rounds):
+            if max_rounds is not None and number >= max_rounds:
                 break
             planned = list(self._round(number, of_round))
             for start in range(0, len(planned), PORTION):
+                known = len(self)
                 self._run(planned[start : start + PORTION])
                 self._run(list(self._missing_clean()))
+                if self.over and len(self) == known:
+                    return self
         return self
+
+    def __len__(self) -> int:
+        """Number of configurations known so far."""
+        return sum(map(len, self.clean.values())) + sum(map(len, self.mutants.values()))
 
     @property
     def over(self) -> bool:
