@@ -127,6 +127,37 @@ class Entry:
 
 REGISTRY: dict[str, Entry] = {
     "dummy": Entry("baselines.simple", "StratifiedDummy"),
+    # Rules. A technique's native form reads the log; its vector form shows what aggregation costs it.
+    "autotrainer": Entry("baselines.autotrainer", "AutoTrainer", {"form": "log", "variant": "code"}),
+    "autotrainer-paper": Entry("baselines.autotrainer", "AutoTrainer", {"form": "log", "variant": "paper"}),
+    "autotrainer-guarded": Entry("baselines.autotrainer", "AutoTrainer", {"form": "log", "variant": "guarded"}),
+    "autotrainer-vector": Entry("baselines.autotrainer", "AutoTrainer", {"form": "vector", "variant": "code"}),
+    "umlaut": Entry("baselines.umlaut", "Umlaut", {"form": "log"}),
+    "umlaut-vector": Entry("baselines.umlaut", "Umlaut", {"form": "vector"}),
+    "deepdiagnosis": Entry("baselines.deepdiagnosis", "DeepDiagnosis", {"form": "log", "variant": "code"}),
+    "deepdiagnosis-no-dead-node": Entry(
+        "baselines.deepdiagnosis", "DeepDiagnosis", {"form": "log", "variant": "code", "dead_node": False}
+    ),
+    "deepdiagnosis-vector": Entry("baselines.deepdiagnosis", "DeepDiagnosis", {"form": "vector", "variant": "code"}),
+    # What TrainCheck is compared with, and its idea on vectors.
+    "spike": Entry("baselines.signals", "SignalDetector", {"detector": "spike"}),
+    "trend": Entry("baselines.signals", "SignalDetector", {"detector": "trend"}),
+    "zscore": Entry("baselines.signals", "SignalDetector", {"detector": "zscore"}),
+    "lof": Entry("baselines.signals", "SignalDetector", {"detector": "lof"}),
+    "isolation-forest": Entry("baselines.signals", "SignalDetector", {"detector": "isolation_forest"}),
+    "invariants": Entry("baselines.invariants", "Invariants"),
+    # Learned techniques from the literature.
+    "deepfd": Entry("baselines.deepfd", "DeepFD", {"form": "log"}),
+    "deepfd-vector": Entry("baselines.deepfd", "DeepFD", {"form": "vector"}),
+    "default": Entry("baselines.default", "DEFault"),
+    "defaultpp": Entry("baselines.defaultpp.estimator", "DefaultPlusPlus"),
+    "defaultpp-no-fpg": Entry("baselines.defaultpp.estimator", "DefaultPlusPlus", {"graph": "none"}),
+    "defaultpp-no-sep": Entry("baselines.defaultpp.estimator", "DefaultPlusPlus", {"separation": False}),
+    "defaultpp-no-fpg-no-sep": Entry(
+        "baselines.defaultpp.estimator", "DefaultPlusPlus", {"graph": "none", "separation": False}
+    ),
+    "defaultpp-rewired": Entry("baselines.defaultpp.estimator", "DefaultPlusPlus", {"graph": "rewired"}),
+    # Learners that the manuscript left out.
     "logistic": Entry("baselines.simple", "Logistic"),
     "knn": Entry("baselines.simple", "NearestNeighbours"),
     "forest": Entry("baselines.simple", "Forest"),

@@ -46,7 +46,8 @@ class Cell:
     def estimator(self) -> Technique:
         """The unfitted technique with this comparison's seed."""
         estimator = technique(self.technique)
-        return estimator.set_params(seed=self.seed) if "seed" in estimator.get_params() else estimator
+        seeds = {"seed", "random_state"} & set(estimator.get_params())
+        return estimator.set_params(**dict.fromkeys(seeds, self.seed))
 
     def outer_fold(self, bench: Bench) -> Fold:
         """The fold of this cell."""
