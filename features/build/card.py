@@ -179,7 +179,9 @@ def _value_of_encodings(bench: Bench, paired_file: Path) -> str:
     share = bench.faulty.mean()
     return (
         "### What an encoding is worth\n\nLevel 1, F1 of the faulty class, plain LightGBM, GroupKFold(5) by pair, "
-        f"machine columns left out. Calling every run faulty would give {2 * share / (1 + share):.3f}.\n\n{table}"
+        f"machine columns left out. Calling every run faulty would give {2 * share / (1 + share):.3f}.\n\n{table}\n\n"
+        "Read the paired figure with care: a mutant shares seeds and batches with its twin, a correct row and its base "
+        "do not, so the size of the difference alone tells much."
     )
 
 
