@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from statsmodels.stats.multitest import multipletests
 
-from experiments.engine.agreement import compare_rankings, hit_table, hits, true_groups
+from experiments.engine.agreement import compare_rankings, hit_table, hits, sign_flip_p, true_groups
 from experiments.engine.explain_cells import TABLES, ExplainCell
-from experiments.engine.explanations import GROUP_SHAPLEY, PROTOTYPE_DELTA, PROTOTYPE_WEIGHT, kinds_of, wide
-from experiments.engine.statistics import paired_tests
+from experiments.engine.explanations import GROUP_SHAPLEY, PROTOTYPE_DELTA, PROTOTYPE_WEIGHT
+from experiments.engine.statistics import rank_biserial
 from features.bench import Bench
 from features.fpg import CATEGORY_GROUP
 from features.schema import groups
@@ -51,13 +52,20 @@ class Collected:
 
     def scores(self, technique: str, level: int, kind: str) -> pd.DataFrame:
         """One explanation, run × group, of the runs that have one."""
-        found = self.of("groups", technique)
-        runs = pd.Index(found["run"].unique(), name="run")
-        return pd.DataFrame(wide(found, level, kind, runs, list(self.names)), runs, list(self.names)).dropna()
+        return self._scores[technique, level, kind]
 
     def sources(self) -> list[tuple[str, int, str]]:
         """Every (technique, level, kind)."""
-        return [(t, *source) for t in self.techniques for source in kinds_of(self.of("groups", t))]
+        return list(self._scores)
+
+    @cached_property
+    def _scores(self) -> dict[tuple[str, int, str], pd.DataFrame]:
+        wide = {}
+        for technique in self.techniques:
+            for (level, kind), part in self.of("groups", technique).groupby(["level", "kind"], sort=True):
+                table = part.pivot_table(index="run", columns="group", values="value", sort=False)
+                wide[technique, level, kind] = table.reindex(columns=list(self.names)).dropna()
+        return wide
 
     def right(self, technique: str) -> pd.Series:
         """Whether the technique named a run's category, by run."""
@@ -77,7 +85,9 @@ def collect(bench: Bench, cells: list[ExplainCell], store: Path) -> Collected:
         for table in TABLES:
             parts[table].append(pd.read_parquet(folder / f"{table}.parquet").assign(technique=name))
         checks.append({"technique": name, "fold": cell.cell.fold, **json.loads((folder / "checks.json").read_text())})
-    return Collected(bench, {k: pd.concat(v) for k, v in parts.items()}, pd.DataFrame(checks))
+    # An empty table has lost its index in the file; it must not cost the others theirs.
+    whole = {name: pd.concat([t for t in tables if len(t)] or tables) for name, tables in parts.items()}
+    return Collected(bench, whole, pd.DataFrame(checks))
 
 
 def agreement_table(found: Collected, seed: int = 0) -> pd.DataFrame:
@@ -154,7 +164,7 @@ def correlation_table(found: Collected) -> pd.DataFrame:
 def contest_table(found: Collected, measure: str = "own1", seed: int = 0) -> pd.DataFrame:
     """Every explanation against DEFault++'s prototype weights on hit@k of the own group, paired by pair.
 
-    `paired_tests` on per-pair means over the runs that both explain, Holm-corrected over the explanations.
+    Sign-flip tests on per-pair means over the runs that both explain, Holm-corrected over the explanations.
     """
     weights = [s for s in found.sources() if s[2] == PROTOTYPE_WEIGHT]
     if not weights:
@@ -173,7 +183,9 @@ def contest_table(found: Collected, measure: str = "own1", seed: int = 0) -> pd.
             "pairs": len(means),
             measure: means["other"].mean(),
             "weight": means["weight"].mean(),
-            **paired_tests(means, "weight", n_resamples=1999, seed=seed).loc["other", ["difference", "p", "effect"]],
+            "difference": (means["other"] - means["weight"]).mean(),
+            "p": sign_flip_p((means["other"] - means["weight"]).to_numpy(), seed),
+            "effect": rank_biserial((means["other"] - means["weight"]).to_numpy()),
         }
         for source, n, means in parts
         if len(means) > 1
