@@ -56,8 +56,13 @@ def _hidden(trace: Trace, heads: list[int | None], real: Tensor) -> dict[str, Te
     at = token_positions(real)
     layers = trace.layers
 
+    chosen: dict[int, Tensor] = {}
+
     def tokens(x: Tensor | None) -> Tensor | None:
-        return None if x is None else select_tokens(x, at)
+        # One layer's output is the next one's input, and in post-norm layers the last normalisation's output.
+        if x is not None and id(x) not in chosen:
+            chosen[id(x)] = select_tokens(x, at)
+        return None if x is None else chosen[id(x)]
 
     stream_in = [tokens(layer.stream_in) for layer in layers]
     stream_out = [tokens(layer.stream_out) for layer in layers]
@@ -77,10 +82,7 @@ def _hidden(trace: Trace, heads: list[int | None], real: Tensor) -> dict[str, Te
             lambda a, b: {"layernorm_output_std": (metrics.spread(a) + metrics.spread(b)) / 2},
         )
         | _by_shape(
-            [
-                _residuals(layer, x, y, n, at)
-                for layer, x, y, n in zip(layers, stream_in, stream_out, normed, strict=True)
-            ],
+            [_residuals(layer, tokens) for layer in layers],
             lambda x, attended, start, y: {
                 "residual_cosine": (metrics.token_cosine(x, attended) + metrics.token_cosine(start, y)) / 2
             },
@@ -168,7 +170,7 @@ def _grouped(q, k, v, heads: int | None) -> tuple[Tensor, ...] | None:
     )
 
 
-def _residuals(layer: LayerTrace, x, y, normed: list[Tensor], at) -> tuple[Tensor, ...] | None:
+def _residuals(layer: LayerTrace, tokens: Callable[[Tensor | None], Tensor | None]) -> tuple[Tensor, ...] | None:
     """(stream into attention, stream after it, stream into the FFN, stream after it).
 
     The stream after attention is what the second normalisation receives in a pre-norm layer and what the first
@@ -176,7 +178,7 @@ def _residuals(layer: LayerTrace, x, y, normed: list[Tensor], at) -> tuple[Tenso
     """
     if len(layer.norm_in) != 2:
         return None
-    if layer.pre_norm:
-        attended = select_tokens(layer.norm_in[1], at)
-        return _complete(x, attended, attended, y)
-    return _complete(x, select_tokens(layer.norm_in[0], at), normed[0], select_tokens(layer.norm_in[1], at))
+    first, second = layer.norm_in
+    x, y = layer.stream_in, layer.stream_out
+    stream = (x, second, second, y) if layer.pre_norm else (x, first, layer.norm_out[0], second)
+    return _complete(*map(tokens, stream))

@@ -24,6 +24,8 @@ from features.taxonomy import Architecture
 
 PROBE_EVERY = 16
 """Probe forwards run at the first measured step of an epoch and at every so manieth after it."""
+PROBE_ROWS = 8
+"""So many rows of the first training batch make the probe batch where none is given."""
 VOLATILITY_STEPS = 20
 _UNSEEN = "not seen (neither a softmax nor scaled_dot_product_attention ran; use eager or sdpa attention)"
 
@@ -71,7 +73,7 @@ class Recorder:
     model : the module that is trained; `model(**batch)` must run it.
     every : measure every so manieth step in full; loss and accuracy are kept of all steps.
     probe : batch (dict of tensors with `input_ids`, and `labels` for the probe gradients) for measurements that need
-        forwards of their own; the first training batch where None.
+        forwards of their own; the first rows of the first training batch where None.
     arch : "encoder" or "decoder" where the model's own modules should not decide.
 
     Attributes (inside and after the context): `arch`; `anatomy`, the parts found.
@@ -263,7 +265,7 @@ class Recorder:
             if loss is not None:
                 self._losses.append(loss.detach())
             if self._probe is None and "input_ids" in kwargs:
-                self._probe = Probe(self._capture, kwargs)
+                self._probe = Probe(self._capture, {k: _first(v, PROBE_ROWS) for k, v in kwargs.items()})
         elif kwargs.get("labels") is not None:
             self._validation.add(loss, logits, kwargs["labels"], self.arch)
 
@@ -359,6 +361,10 @@ def _real_tokens(trace: Trace, inputs: list[dict]) -> tuple[Tensor, bool]:
 def _fitting(inputs: list[dict], name: str, shape: tuple[int, ...]) -> Tensor | None:
     found = [batch.get(name) for batch in inputs]
     return next((x for x in found if torch.is_tensor(x) and x.shape == shape), None)
+
+
+def _first(value, rows: int):
+    return value[:rows] if torch.is_tensor(value) and value.ndim else value
 
 
 def _source(layer) -> str:

@@ -130,7 +130,7 @@ def expected_metrics(layer, real):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(("family", "forward"), [("distilbert", distilbert), ("gpt2", gpt2)])
 def test_layer_metrics_by_hand(build, draw, family, forward, attention):
-    model, batch = build(family, attention), draw(family)
+    model, batch = build(family, attention), draw(family, rows=4)
     real = batch["attention_mask"].numpy().astype(bool)
     with torch.no_grad():
         for name, p in model.named_parameters():  # away from gains of one and biases of zero
