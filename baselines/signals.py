@@ -112,7 +112,9 @@ class SignalDetector(RuleTechnique):
     max_drop : accuracy holds if its last third is at most this much below its first.
     growth : the gradient grows if its last third exceeds `growth` times its first.
     z : deviation, in healthy standard deviations, from which a phase is anomalous.
-    n_neighbors, n_estimators, contamination, seed : as in scikit-learn's two detectors.
+    n_neighbors, n_estimators, seed : as in scikit-learn's two detectors.
+    contamination : share of the healthy training runs that these two take for outliers. scikit-learn's "auto" sets a
+        fixed limit on the isolation score, which runs that come in clusters (one per model and task) exceed as a rule.
 
     The score is the largest ratio of what was seen to the threshold (spike, z-score), the share of signals with a
     bad trend, or scikit-learn's anomaly score. Raises BenchError from `fit` if there is no healthy run.
@@ -134,7 +136,7 @@ class SignalDetector(RuleTechnique):
         z: float = 3.0,
         n_neighbors: int = 20,
         n_estimators: int = 100,
-        contamination: float | str = "auto",
+        contamination: float = 0.05,
         seed: int = 0,
     ):
         self.detector = detector

@@ -125,15 +125,16 @@ def costs(judged: list[Judged]) -> pd.DataFrame:
 def show(board: pd.DataFrame, seconds: pd.Series, tied: set[tuple[str, int]], title: str, console: Console) -> None:
     """Print one bench's leaderboard, best `path` score first within 100 columns; ≈ marks a tie with the best."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    table.add_column("technique", no_wrap=True)
+    table.add_column("technique", no_wrap=True, max_width=28, overflow="ellipsis")
     levels = sorted(board["level"].unique())
     for level in levels:
-        table.add_column(f"path L{level}", justify="right", no_wrap=True)
-    table.add_column("paper " + " ".join(f"L{level}" for level in levels), justify="right", no_wrap=True)
+        table.add_column(f"path L{level}", justify="right", no_wrap=True, min_width=14)
+    paper_head = "paper" if len(levels) == 1 else f"paper L{levels[0]}–{levels[-1]}"
+    table.add_column(paper_head, justify="right", no_wrap=True, min_width=5 * len(levels) - 1)
     # With one level there is room for accuracy, which papers on detection alone report.
     extra = ["accuracy"] if levels == [1] else []
-    for column in (*extra, "alarms", "s"):
-        table.add_column(column, justify="right", no_wrap=True)
+    for column in (*extra, "alarm", "s"):
+        table.add_column(column, justify="right", no_wrap=True, min_width=5 if column == "alarm" else 3)
     for technique in order(board):
         rows = board[board["technique"] == technique].set_index(["protocol", "level"])
         path = [_path_cell(rows, n, (technique, n) in tied) for n in levels]
