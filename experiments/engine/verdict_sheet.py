@@ -154,9 +154,12 @@ def draw(sheet: VerdictSheet, path: Path) -> list[Path]:
         figure.suptitle(f"{sheet.run}   {sheet.pair}" + (f"   (truth: {_truth(sheet)})" if sheet.truth else ""))
         _draw_table(top.subplots(), _verdict_rows(sheet), "Verdicts")
         _draw_groups(middle.subplots(), sheet.groups)
-        left, right = low.subplots(1, 2, width_ratios=[1, 1.5])
+        left, right = low.subplots(1, 2, width_ratios=[1, 2])
         _draw_prototypes(left, sheet.prototypes)
-        _draw_table(right, _rule_rows(sheet), "Rules that fired", widths=[0.22, 0.28, 0.1, 0.12, 0.14, 0.14])
+        rules = _rule_rows(sheet)
+        rules.insert(0, "rule that fired", rules["technique"] + ": " + rules["rule"])
+        widths = [0.52, 0.13, 0.12, 0.11, 0.12]
+        _draw_table(right, rules.drop(columns=["technique", "rule"]), "Rules that fired", widths)
         return save(figure, path)
 
 
