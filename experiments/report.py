@@ -52,6 +52,12 @@ FIGURES = {
     "training_curves": "Training of DEFault++, one line per outer fold (Figure 11).",
     "mutation_scores": "Mutants killed per pair (Figure 5).",
 }
+EXPLANATIONS = {
+    "pointing": "how often each explanation points at the component that was broken.",
+    "heat_map_*": "what each explanation points at, by true category.",
+    "deletion_curves": "how the margin falls when the groups that an explanation names are taken away.",
+    "verdict_sheet": "the verdicts on one run.",
+}
 ORIGIN = {"embedded": "embedded", "published": "the manuscript’s tables", "other": "given by --bench"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -101,7 +107,7 @@ def context(stored: Stored, results: Path) -> dict:
         "tables": [printed(table) for table in tables],
         "figures": [(title, path) for key, title in FIGURES.items() for path in drawn if path.stem == key],
         "left_out": left_out,
-        "explanations": [(p.stem.replace("_", " "), p) for p in sorted((results / "explain").rglob("*.svg"))],
+        "explanations": _explanations(stored),
         "caveats": caveats({stored.origin(arch) for arch in stored.architectures}),
         "commands": [
             ("Leaderboard, ranks, categories, cost", commands["compare_command"]),
@@ -113,6 +119,16 @@ def context(stored: Stored, results: Path) -> dict:
         ],
         **commands,
     }
+
+
+def _explanations(stored: Stored) -> list[tuple[str, Path]]:
+    """The figures of explain.py that say something about all runs, or about one as an example."""
+    return [
+        (f"{arch.capitalize()}: {title}", path)
+        for arch in stored.architectures
+        for stem, title in EXPLANATIONS.items()
+        for path in sorted((stored.folder / "explain" / arch / "figures").glob(f"{stem}.svg"))
+    ]
 
 
 def _architecture(stored: Stored, arch: str, results: Path) -> dict:

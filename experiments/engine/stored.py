@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from experiments.engine.cells import ROOT
-from features.bench import EMBEDDED, BenchError
+from features.bench import EMBEDDED, BenchError, read_parquet
 from features.taxonomy import ARCHITECTURES
 
 Origin = Literal["embedded", "published", "other"]
@@ -105,9 +105,14 @@ def load_histories(stored: Stored) -> pd.DataFrame | None:
 
 def load_mutation_counts(stored: Stored) -> pd.DataFrame | None:
     """Killed and surviving mutants per pair (arch, pair, killed, survived) of the embedded bench, or None."""
-    if any(stored.origin(arch) != "embedded" for arch in stored.architectures):
+    path = EMBEDDED / "attempts.parquet"
+    if not path.exists() or any(stored.origin(arch) != "embedded" for arch in stored.architectures):
         return None
-    return _optional(EMBEDDED / "mutants.csv", ("arch", "pair", "killed", "survived"))
+    attempts = read_parquet(path)
+    tried = attempts[attempts["outcome"].isin(["killed", "survived"])]
+    tried = tried.assign(pair=tried["family"] + "/" + tried["task"])
+    counts = pd.crosstab([tried["arch"], tried["pair"]], tried["outcome"])
+    return counts.reindex(columns=["killed", "survived"], fill_value=0).reset_index()
 
 
 def _optional(path: Path, columns: tuple[str, ...]) -> pd.DataFrame | None:
