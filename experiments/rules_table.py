@@ -50,7 +50,7 @@ def rules_table(
             runs = source.load()
             techniques = _techniques(technique, runs, console)
             table = count_firings(runs, techniques, folds)
-            title = f"{runs.name}-{runs.arch}" if runs.arch else runs.name
+            title = runs.name if runs.arch is None or runs.arch in runs.name else f"{runs.name}-{runs.arch}"
             _print(table, title, console)
             _write(table.to_csv(index=False, float_format="%.6g"), results / f"{title}.csv")
             _write(to_markdown(table, title), results / f"{title}.md")
