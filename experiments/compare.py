@@ -119,7 +119,9 @@ def _compare_one(
     seconds = cost.assign(total=cost.filter(like="seconds").sum(axis=1)).groupby("technique")["total"].sum()
     tests = comparisons(judged, seed)
     board_of.show(board, seconds, tied_with_best(tests), f"{title}: F1 with 95 % interval over pairs", console)
-    console.print("  [dim]≈ not distinguishable from the best at 5 % (Holm); alarm: share of correct runs called faulty[/dim]")
+    console.print(
+        "  [dim]≈ not distinguishable from the best at 5 % (Holm); alarm: share of correct runs called faulty[/dim]"
+    )
     settings = {"folds": folds, "split": split, "seed": seed, "trials": tuning.trials if tuning else 0}
     record = manifest([bench], [data_fingerprint(bench)], **settings)
     _write(results / name / (bench.arch or bench.name), judged, board, tests, cost, record)

@@ -51,8 +51,8 @@ class Collected:
         return rows[rows["technique"] == technique]
 
     def scores(self, technique: str, level: int, kind: str) -> pd.DataFrame:
-        """One explanation, run × group, of the runs that have one."""
-        return self._scores[technique, level, kind]
+        """One explanation, run × group, of the runs that have one; no row where none has."""
+        return self._scores.get((technique, level, kind), pd.DataFrame(columns=list(self.names)))
 
     def sources(self) -> list[tuple[str, int, str]]:
         """Every (technique, level, kind)."""

@@ -49,7 +49,7 @@ def test_writes_tables_figures_and_sheet(finished):
     out = finished[0] / "results" / "comparison" / "explain" / "encoder"
     agreement = pd.read_csv(out / "agreement.csv")
     best = agreement[(agreement["level"] == 2) & (agreement["kind"] == "SHAP interventional")].iloc[0]
-    assert best["own1"] > 0.8
+    assert best["own1"] > 6 * best["own1_chance"]
     assert best["runs"] == 24
     for table in ("categories", "deletion", "shares", "checks"):
         assert len(pd.read_csv(out / f"{table}.csv"))

@@ -70,3 +70,9 @@ def test_options_that_the_readme_names_exist(option):
 
     known = {name for p in get_command(app).params for name in (*p.opts, *p.secondary_opts)}
     assert option in known
+
+
+@pytest.mark.parametrize("arch", ["encoder", "decoder"])
+def test_the_leaderboards_are_those_of_the_stored_comparison(arch):
+    stored = Path(__file__).resolve().parents[2] / "results" / "comparison" / arch / "leaderboard.md"
+    assert stored.read_text().strip() in README
