@@ -122,9 +122,13 @@ def _compare_one(
     console.print(
         "  [dim]≈ not distinguishable from the best at 5 % (Holm); alarm: share of correct runs called faulty[/dim]"
     )
+    rules = board_of.fired_rules(judged)
+    for name_of, rows in rules.groupby("technique", sort=False):
+        top = ", ".join(f"{r.rule} {r.on_faulty}/{r.on_correct}" for r in rows.head(3).itertuples())
+        console.print(f"  [dim]fired most on faulty/correct runs, {name_of}: {top}[/dim]", highlight=False)
     settings = {"folds": folds, "split": split, "seed": seed, "trials": tuning.trials if tuning else 0}
     record = manifest([bench], [data_fingerprint(bench)], **settings)
-    _write(results / name / (bench.arch or bench.name), judged, board, tests, cost, record)
+    _write(results / name / (bench.arch or bench.name), judged, board, tests, rules, cost, record)
     if mlflow:
         before = time.perf_counter()
         track(judged, board, record, name)
@@ -145,11 +149,12 @@ def _collect(bench, outcome) -> tuple[list[Judged], list[str]]:
     return judged, failed
 
 
-def _write(folder: Path, judged, board, tests, cost, record) -> None:
+def _write(folder: Path, judged, board, tests, rules, cost, record) -> None:
     """Tables for people and machines. Costs and the manifest apart: all other files repeat byte for byte."""
     board_of.write_text(folder / "leaderboard.csv", board.to_csv(index=False, float_format="%.6f"))
     board_of.write_text(folder / "leaderboard.md", board_of.markdown(board, tied_with_best(tests)))
     board_of.write_text(folder / "comparisons.csv", tests.to_csv(index=False, float_format="%.6f"))
+    board_of.write_text(folder / "rules.csv", rules.to_csv(index=False))
     for level in sorted(board["level"].unique()):
         matrix = level_matrix(judged, level)
         if matrix.shape[1] > 2 and len(matrix) > 1:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
+from baselines.rules import count_rules
 from baselines.technique import Technique, Verdicts
 from experiments.engine.cells import CellResult
 from experiments.engine.scoring import PROTOCOLS, class_table, confusion, false_alarm_rate, score
@@ -111,6 +112,19 @@ def class_scores(judged: list[Judged]) -> pd.DataFrame:
         for protocol in PROTOCOLS
     ]
     return pd.concat(parts, ignore_index=True)
+
+
+def fired_rules(judged: list[Judged]) -> pd.DataFrame:
+    """How often each rule fired on faulty and on correct runs, per technique that has rules, most often first."""
+    rows = []
+    for entry in judged:
+        table = entry.table
+        faulty = entry.bench.faulty.loc[table.index]
+        on_faulty, on_correct = (count_rules(table.loc[mask, "evidence"]) for mask in (faulty, ~faulty))
+        for rule in count_rules(table["evidence"]).index:
+            counts = {"on_faulty": int(on_faulty.get(rule, 0)), "on_correct": int(on_correct.get(rule, 0))}
+            rows.append({"technique": entry.name, "rule": rule, **counts})
+    return pd.DataFrame(rows, columns=["technique", "rule", "on_faulty", "on_correct"])
 
 
 def costs(judged: list[Judged]) -> pd.DataFrame:
