@@ -157,7 +157,8 @@ def draw(sheet: VerdictSheet, path: Path) -> list[Path]:
         left, right = low.subplots(1, 2, width_ratios=[1, 2])
         _draw_prototypes(left, sheet.prototypes)
         rules = _rule_rows(sheet)
-        rules.insert(0, "rule that fired", rules["technique"] + ": " + rules["rule"])
+        named = [f"{t}: {r}" for t, r in zip(rules["technique"], rules["rule"], strict=True)]
+        rules.insert(0, "rule that fired", named)
         widths = [0.52, 0.13, 0.12, 0.11, 0.12]
         _draw_table(right, rules.drop(columns=["technique", "rule"]), "Rules that fired", widths)
         return save(figure, path)

@@ -296,7 +296,7 @@ def test_command_writes_every_kind(results):
     assert set(inputs) <= written and len(inputs) == 11
     assert latex_faults(latex_document([])) == []
     assert (results / "made" / "figures" / "adjacency.svg").exists()
-    assert "Mutation scores (Figure 5) left out" in done.output.replace("\n", " ")
+    assert "Training curves (Figure 11) left out" in done.output.replace("\n", " ")
 
 
 def test_absent_comparison_is_one_line_and_exit_code_2(tmp_path):
