@@ -17,21 +17,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from experiments.compare import Arch, SplitRule
+from experiments.compare import SplitRule
 from experiments.engine.ablation import VARIANTS, ablation_markdown, ablation_table, judged_draws, variant_cells
-from experiments.engine.leaderboard import write_text
+from experiments.engine.command import Arch, one_line_errors, sources, terminal
 from experiments.engine.manifest import dumps, manifest
 from experiments.engine.parallel import run_cells
 from experiments.engine.protocol import outer_folds
-from experiments.engine.source import BenchSource, data_fingerprint
+from experiments.engine.source import data_fingerprint
 from experiments.engine.stored import load_paper
 from features.bench import BenchError
-from features.taxonomy import ARCHITECTURES
+from features.files import write_text
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def ablate(
     bench: Annotated[Path | None, typer.Option(help="Table to use; default: the embedded bench.")] = None,
     map: Annotated[str | None, typer.Option(help="Column map: a built-in name or a YAML/JSON file.")] = None,
@@ -47,15 +48,11 @@ def ablate(
     name: Annotated[str, typer.Option(help="Name of this ablation on disk.")] = "ablation",
 ) -> None:
     """Run the variants on the folds of compare.py; print and write the tables."""
-    console = Console(width=100) if not Console().is_terminal else Console()
+    console = terminal()
     names = _names(variant)
     workers = workers or joblib.cpu_count(only_physical_cores=False)
-    chosen = ARCHITECTURES if arch == Arch.both else (arch.value,)
-    if bench is not None:
-        chosen = (None,) if arch == Arch.both else chosen
     failed = []
-    for architecture in chosen:
-        source = BenchSource(None if bench is None else str(bench), map, architecture)
+    for source in sources(bench, map, arch):
         loaded = source.load()
         outer_folds(loaded, folds, split.value, seed)  # refuse a bad split before any work
         cells = variant_cells(source, names, draws, folds, split.value, seed)
@@ -107,14 +104,5 @@ def _names(chosen: list[str] | None) -> list[str]:
     return chosen or list(VARIANTS)
 
 
-def main() -> None:
-    """Run the command; wrong input ends with one line and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except BenchError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    app()

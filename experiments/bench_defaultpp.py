@@ -27,9 +27,10 @@ from baselines.defaultpp.losses import Objective, Targets, inverse_frequency
 from baselines.defaultpp.model import Layout, Network, Output
 from baselines.defaultpp.prototypes import Prototypes
 from baselines.defaultpp.training import Plan, Rows, run_epoch
+from experiments.engine.command import one_line_errors
 from experiments.engine.protocol import outer_folds
 from experiments.engine.source import BenchSource
-from features.bench import Bench, BenchError
+from features.bench import Bench
 from features.preparation import Preparation
 from features.schema import columns
 from features.taxonomy import CORRECT, Architecture, root_causes
@@ -125,6 +126,7 @@ class LoopObjective:
 
 
 @app.command()
+@one_line_errors
 def bench(
     arch: Annotated[str, typer.Option(help="encoder or decoder.")] = "encoder",
     rows: Annotated[int | None, typer.Option(help="Random numbers instead of the embedded bench.")] = None,
@@ -196,14 +198,5 @@ def random_bench(arch: Architecture, rows: int, seed: int) -> Bench:
     return Bench("random numbers", arch, X, labels, pd.Series("none/none", index=index))
 
 
-def main() -> None:
-    """Run the command; wrong input ends with one line and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except BenchError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    app()

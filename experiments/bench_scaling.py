@@ -24,15 +24,16 @@ from rich.table import Table
 
 from baselines.technique import REGISTRY
 from baselines.technique import technique as make_technique
-from experiments.compare import Arch
-from experiments.engine.leaderboard import write_text
+from experiments.engine.command import Arch, one_line_errors, terminal
 from experiments.engine.source import BenchSource
 from features.bench import Bench
+from features.files import write_text
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def main(
     arch: Arch = Arch.encoder,
     technique: Annotated[list[str] | None, typer.Option(help="Registry key; default: all that read vectors.")] = None,
@@ -41,7 +42,7 @@ def main(
     results: Path = Path("results/scaling"),
 ) -> None:
     """Measure and print seconds to fit, milliseconds to judge a run, and peak memory."""
-    console = Console(width=100) if not Console().is_terminal else Console()
+    console = terminal()
     sizes = sorted(rows or [700, 2800, 5556])
     keys = technique or [key for key in REGISTRY if make_technique(key).needs == "vector"]
     found = pd.DataFrame(row for key in keys for row in _measure_all(key, arch.value, sizes, limit, console))

@@ -8,7 +8,6 @@ python experiments/build_bench.py --profile full --store full-runs --out full-be
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import contextmanager
 from enum import StrEnum
@@ -21,12 +20,14 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from experiments.engine.command import one_line_errors
 from features.bench import EMBEDDED, BenchError, write_parquet
 from features.build.campaign import Campaign
 from features.build.card import card
 from features.build.outcome import Outcome, Store
 from features.build.sampling import pairs
 from features.build.table import attempts, bench_of, paired_of, survivors_of
+from features.files import write_text
 from features.taxonomy import ARCHITECTURES
 
 Size = StrEnum("Size", {name: name for name in ("embedded", "full", "smoke")})
@@ -38,6 +39,7 @@ CACHE = Path(".cache/campaign")
 
 
 @app.command()
+@one_line_errors
 def build(
     family: Annotated[list[str] | None, typer.Option(help="Model families; default: all seven.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Tasks; default: all nine.")] = None,
@@ -112,9 +114,7 @@ def _card(out: Path) -> None:
     """Write the data card beside the tables, with the manuscript's figures where they are at hand."""
     paper = Path(__file__).parents[1] / "results" / "paper.yaml"
     figures = yaml.safe_load(paper.read_text())["bench"] if paper.exists() else None
-    temporary = out / ".README.md.tmp"
-    temporary.write_text(card(out, figures))
-    os.replace(temporary, out / "README.md")
+    write_text(out / "README.md", card(out, figures))
 
 
 @contextmanager
@@ -153,14 +153,5 @@ def _shown(console: Console, campaign: Campaign):
         yield
 
 
-def main() -> None:
-    """Run the command; wrong input is one line and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except BenchError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}")
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    app()

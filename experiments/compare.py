@@ -14,12 +14,11 @@ from typing import Annotated
 
 import joblib
 import typer
-from rich.console import Console
 
-from baselines.technique import REGISTRY
 from baselines.technique import technique as make_technique
 from experiments.engine import leaderboard as board_of
 from experiments.engine.cells import Cell
+from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
 from experiments.engine.leaderboard import Judged
 from experiments.engine.manifest import dumps, manifest
 from experiments.engine.parallel import run_cells
@@ -30,13 +29,12 @@ from experiments.engine.significance import (
     level_matrix,
     tied_with_best,
 )
-from experiments.engine.source import BenchSource, data_fingerprint
+from experiments.engine.source import data_fingerprint
 from experiments.engine.tracking import track, tracking_uri
 from experiments.engine.tuning import Tuning, prepare_storage, tunable
-from features.bench import BenchError, write_parquet
-from features.taxonomy import ARCHITECTURES
+from features.bench import write_parquet
+from features.files import write_text
 
-Arch = StrEnum("Arch", {a: a for a in (*ARCHITECTURES, "both")})
 SplitRule = StrEnum("SplitRule", {"grouped": "grouped", "random": "random"})
 Survivors = StrEnum("Survivors", {"drop": "drop", "correct": "correct"})
 
@@ -44,6 +42,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def compare(
     bench: Annotated[Path | None, typer.Option(help="Table to use; default: the embedded bench.")] = None,
     map: Annotated[str | None, typer.Option(help="Column map: a built-in name or a YAML/JSON file.")] = None,
@@ -66,14 +65,15 @@ def compare(
     mlflow: Annotated[bool, typer.Option(help="Log to MLflow.")] = True,
 ) -> None:
     """Compare techniques and print, write and log the leaderboard."""
-    console = Console(width=100) if not Console().is_terminal else Console()
+    console = terminal()
     started = time.perf_counter()
     workers = workers or joblib.cpu_count(only_physical_cores=False)
-    keys = _keys(technique)
+    keys = registered(technique)
     tuning = Tuning(trials, timeout, seed=seed, storage=storage or _default_storage(results)) if trials else None
     prepare_storage(tuning.storage if tuning else None)
     problems = []
-    for source in _sources(bench, map, arch, include_machine_columns, survivors, blocks):
+    reading = {"include_machine_columns": include_machine_columns, "survivors": survivors.value, "blocks": blocks}
+    for source in sources(bench, map, arch, **reading):
         problems += _compare_one(
             source, keys, level, folds, split.value, seed, workers, scheduler, tuning, results, name, mlflow, console
         )
@@ -151,36 +151,21 @@ def _collect(bench, outcome) -> tuple[list[Judged], list[str]]:
 
 def _write(folder: Path, judged, board, tests, rules, cost, record) -> None:
     """Tables for people and machines. Costs and the manifest apart: all other files repeat byte for byte."""
-    board_of.write_text(folder / "leaderboard.csv", board.to_csv(index=False, float_format="%.6f"))
-    board_of.write_text(folder / "leaderboard.md", board_of.markdown(board, tied_with_best(tests)))
-    board_of.write_text(folder / "comparisons.csv", tests.to_csv(index=False, float_format="%.6f"))
-    board_of.write_text(folder / "rules.csv", rules.to_csv(index=False))
+    write_text(folder / "leaderboard.csv", board.to_csv(index=False, float_format="%.6f"))
+    write_text(folder / "leaderboard.md", board_of.markdown(board, tied_with_best(tests)))
+    write_text(folder / "comparisons.csv", tests.to_csv(index=False, float_format="%.6f"))
+    write_text(folder / "rules.csv", rules.to_csv(index=False))
     for level in sorted(board["level"].unique()):
         matrix = level_matrix(judged, level)
         if matrix.shape[1] > 2 and len(matrix) > 1:
             figure = folder / "figures" / f"ranks_L{level}.svg"
             critical_difference_figure(matrix, f"Level {level}, path F1", figure)
-    board_of.write_text(folder / "classes.csv", board_of.class_scores(judged).to_csv(index=False, float_format="%.6f"))
-    board_of.write_text(folder / "costs.csv", cost.to_csv(index=False, float_format="%.3f"))
-    board_of.write_text(folder / "manifest.json", dumps(record))
+    write_text(folder / "classes.csv", board_of.class_scores(judged).to_csv(index=False, float_format="%.6f"))
+    write_text(folder / "costs.csv", cost.to_csv(index=False, float_format="%.3f"))
+    write_text(folder / "manifest.json", dumps(record))
     for entry in judged:
         suffix = "-tuned" if entry.tuned else ""
         write_parquet(entry.table, folder / "verdicts" / f"{entry.key}{suffix}.parquet")
-
-
-def _sources(bench, map, arch, include_machine_columns, survivors, blocks) -> list[BenchSource]:
-    options = {"include_machine_columns": include_machine_columns, "survivors": survivors.value, "blocks": blocks}
-    chosen = ARCHITECTURES if arch == Arch.both else (arch.value,)
-    if bench is None:
-        return [BenchSource(arch=a, **options) for a in chosen]
-    return [BenchSource(str(bench), map, None if arch == Arch.both else arch.value, **options)]
-
-
-def _keys(chosen: list[str] | None) -> list[str]:
-    for key in chosen or ():
-        if key not in REGISTRY:
-            raise BenchError(f"no technique {key!r}; known: {', '.join(REGISTRY)}")
-    return chosen or list(REGISTRY)
 
 
 def _default_storage(results: Path) -> str:
@@ -188,14 +173,5 @@ def _default_storage(results: Path) -> str:
     return f"sqlite:///{results / '.runs' / 'optuna.db'}"
 
 
-def main() -> None:
-    """Run the command; wrong input ends with one line and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except BenchError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    app()

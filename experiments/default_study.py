@@ -29,9 +29,10 @@ from sklearn.model_selection import GroupKFold, StratifiedKFold, train_test_spli
 
 from baselines import default_recipe
 from baselines.default_recipe import Cleaning, RecipeForest
-from experiments.engine.leaderboard import write_text
+from experiments.engine.command import one_line_errors, terminal
 from experiments.engine.manifest import dumps, manifest
 from features.bench import Bench, BenchError, detect_duplicates
+from features.files import write_text
 from features.readers import read_bench
 from features.routing import route
 
@@ -227,6 +228,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def study(
     folder: Annotated[Path, typer.Argument(help="Folder with DEFault's published tables.")],
     level: Annotated[list[int] | None, typer.Option(help="Label levels; repeat for several. Default: all.")] = None,
@@ -238,7 +240,7 @@ def study(
     results: Annotated[Path, typer.Option(help="Folder for the tables.")] = Path("results/default_study"),
 ) -> None:
     """Print and write the ladder of figures."""
-    console = Console(width=100)
+    console = terminal()
     if search not in ("none", "grid"):
         raise BenchError(f"--search must be none or grid, not {search!r}")
     questions = [q for q in read_questions(folder) if not level or q.level in level]
@@ -257,14 +259,5 @@ def study(
     console.print(f"written to {results}")
 
 
-def main() -> None:
-    """Run the command; wrong input ends with one line and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except BenchError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    app()

@@ -26,21 +26,20 @@ from rich.table import Table
 from baselines.rules import RuleTechnique
 from baselines.technique import REGISTRY
 from baselines.technique import technique as make_technique
-from experiments.compare import Arch
 from experiments.engine import explain_figures as figures
 from experiments.engine import explain_tables as tables
 from experiments.engine.cells import Cell
+from experiments.engine.command import Arch, one_line_errors, sources, terminal
 from experiments.engine.explain_cells import ExplainCell, explain_cell
 from experiments.engine.explain_tables import Collected, collect
 from experiments.engine.explain_tracking import track_explanations
 from experiments.engine.explanations import GROUP_SHAPLEY, PROTOTYPE_WEIGHT, Settings
-from experiments.engine.leaderboard import write_text
 from experiments.engine.manifest import dumps, manifest
 from experiments.engine.protocol import outer_folds
-from experiments.engine.source import BenchSource, data_fingerprint
+from experiments.engine.source import data_fingerprint
 from experiments.engine.verdict_sheet import VerdictSheet, assemble, draw, sheet_groups, to_html, to_rich
 from features.bench import Bench, BenchError
-from features.taxonomy import ARCHITECTURES
+from features.files import write_text
 
 EXPLAINED = ("forest", "xgboost", "lightgbm", "default", "defaultpp")
 """Registry keys of the techniques that have a margin at each level."""
@@ -49,6 +48,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def explain(
     bench: Annotated[Path | None, typer.Option(help="Table to use; default: the embedded bench.")] = None,
     map: Annotated[str | None, typer.Option(help="Column map: a built-in name or a YAML/JSON file.")] = None,
@@ -66,17 +66,13 @@ def explain(
     mlflow: Annotated[bool, typer.Option(help="Log to MLflow.")] = True,
 ) -> None:
     """Explain, compare with the known faults, print and write tables and figures."""
-    console = Console(width=100) if not Console().is_terminal else Console()
+    console = terminal()
     started = time.perf_counter()
     keys = _keys(technique, console)
     settings = Settings(background=background, draws=draws, resample=resample)
     workers = workers or joblib.cpu_count(only_physical_cores=False)
-    chosen = ARCHITECTURES if arch == Arch.both else (arch.value,)
-    if bench is not None:
-        chosen = (None if arch == Arch.both else arch.value,)
     failed = []
-    for architecture in chosen:
-        source = BenchSource(None if bench is None else str(bench), map, architecture)
+    for source in sources(bench, map, arch):
         failed += _explain_one(source, keys, folds, seed, settings, run, workers, results, name, mlflow, console)
     console.print(f"[dim]{time.perf_counter() - started:.0f} s in all, {workers} workers.[/dim]")
     if failed:
@@ -256,14 +252,5 @@ def _keys(chosen: list[str] | None, console: Console) -> list[str]:
     return chosen or [key for key in EXPLAINED if key in REGISTRY]
 
 
-def main() -> None:
-    """Run the command; wrong input ends with one line and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except BenchError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    app()

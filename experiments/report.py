@@ -16,8 +16,8 @@ import pandas as pd
 import typer
 from rich.console import Console
 
+from experiments.engine.command import one_line_errors
 from experiments.engine.figures import draw_all
-from experiments.engine.leaderboard import write_text
 from experiments.engine.report import (
     board_rows,
     caveats,
@@ -30,7 +30,7 @@ from experiments.engine.report import (
 )
 from experiments.engine.stored import Stored, load_ablations, load_paper, load_stored
 from experiments.engine.tables import side_by_side
-from features.bench import BenchError
+from features.files import write_text
 from features.taxonomy import ARCHITECTURES
 
 SECTIONS = (
@@ -64,17 +64,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def report(
     name: Annotated[str, typer.Option(help="Name of the comparison, as given to compare.py.")] = "comparison",
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
 ) -> None:
     """Write results/<name>/report.html."""
-    try:
-        stored = load_stored(results, name)
-        page = render(context(stored, results))
-    except BenchError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {error}", highlight=False)
-        raise typer.Exit(2) from None
+    stored = load_stored(results, name)
+    page = render(context(stored, results))
     path = stored.folder / "report.html"
     write_text(path, page)
     Console(soft_wrap=True).print(f"{path}: {len(page) / 1024:.0f} KiB")

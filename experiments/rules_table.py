@@ -1,7 +1,7 @@
 """How often every rule fired on faulty and on correct runs, by fault category, and what it can see at all.
 
 python experiments/rules_table.py                          # embedded bench, both architectures
-python experiments/rules_table.py --bench runs.parquet --technique autotrainer-log
+python experiments/rules_table.py --bench runs.parquet --technique autotrainer
 
 Writes results/rules/<bench>.csv (tidy: one row per technique, rule and category) and <bench>.md (one row per rule).
 Detectors that learn what is normal are fitted without the pairs that they are counted on.
@@ -9,8 +9,6 @@ Detectors that learn what is normal are fitted without the pairs that they are c
 
 from __future__ import annotations
 
-import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,20 +20,20 @@ from rich.table import Table
 from sklearn.base import clone
 
 from baselines.rules import RuleTechnique
-from baselines.technique import REGISTRY
 from baselines.technique import technique as make_technique
+from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
 from experiments.engine.protocol import outer_folds
-from experiments.engine.source import BenchSource
 from features.bench import Bench, BenchError
-from features.taxonomy import ARCHITECTURES, CORRECT
+from features.files import write_text
+from features.taxonomy import CORRECT
 
-Arch = StrEnum("Arch", {a: a for a in (*ARCHITECTURES, "both")})
 FAULTY = "faulty"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def rules_table(
     bench: Annotated[Path | None, typer.Option(help="Bench to use; default: the embedded bench.")] = None,
     arch: Annotated[Arch, typer.Option(help="Which architecture's runs.")] = Arch.both,
@@ -44,19 +42,15 @@ def rules_table(
     results: Annotated[Path, typer.Option(help="Folder for the tables.")] = Path("results/rules"),
 ) -> None:
     """Count, print and write how often every rule fired."""
-    console = Console(width=110) if not Console().is_terminal else Console()
-    try:
-        for source in _sources(bench, arch):
-            runs = source.load()
-            techniques = _techniques(technique, runs, console)
-            table = count_firings(runs, techniques, folds)
-            title = runs.name if runs.arch is None or runs.arch in runs.name else f"{runs.name}-{runs.arch}"
-            _print(table, title, console)
-            _write(table.to_csv(index=False, float_format="%.6g"), results / f"{title}.csv")
-            _write(to_markdown(table, title), results / f"{title}.md")
-    except (BenchError, KeyError) as error:
-        console.print(f"[red]{error.args[0]}[/red]")
-        raise typer.Exit(2) from None
+    console = terminal()
+    for source in sources(bench, None, arch):
+        runs = source.load()
+        techniques = _techniques(technique, runs, console)
+        table = count_firings(runs, techniques, folds)
+        title = runs.name if runs.arch is None or runs.arch in runs.name else f"{runs.name}-{runs.arch}"
+        _print(table, title, console)
+        write_text(results / f"{title}.csv", table.to_csv(index=False, float_format="%.6g"))
+        write_text(results / f"{title}.md", to_markdown(table, title))
 
 
 def count_firings(bench: Bench, techniques: list[RuleTechnique], folds: int = 5) -> pd.DataFrame:
@@ -157,7 +151,7 @@ def _print(table: pd.DataFrame, title: str, console: Console) -> None:
 
 
 def _techniques(keys: list[str] | None, bench: Bench, console: Console) -> list[RuleTechnique]:
-    made = {key: make_technique(key) for key in (keys or REGISTRY)}
+    made = {key: make_technique(key) for key in registered(keys)}
     for key in keys or ():
         if not isinstance(made[key], RuleTechnique):
             raise BenchError(f"technique {key!r} has no rules to count")
@@ -169,20 +163,6 @@ def _techniques(keys: list[str] | None, bench: Bench, console: Console) -> list[
     if not runnable:
         raise BenchError(f"bench {bench.name!r}: no technique with rules can run on it")
     return runnable
-
-
-def _sources(bench: Path | None, arch: Arch) -> list[BenchSource]:
-    if bench is not None:
-        return [BenchSource(path=str(bench), arch=None if arch is Arch.both else arch.value)]
-    return [BenchSource(arch=a) for a in (ARCHITECTURES if arch is Arch.both else (arch.value,))]
-
-
-def _write(text: str, path: Path) -> None:
-    """Write by temporary name and rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

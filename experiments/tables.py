@@ -15,33 +15,30 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from experiments.engine.command import one_line_errors
 from experiments.engine.figures import draw_all
-from experiments.engine.leaderboard import write_text
 from experiments.engine.stored import load_ablations, load_paper, load_stored
 from experiments.engine.tables import SideBySide, side_by_side
 from experiments.engine.typeset import csv, latex, latex_document, markdown
-from features.bench import BenchError
+from features.files import write_text
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def tables(
     name: Annotated[str, typer.Option(help="Name of the comparison, as given to compare.py.")] = "comparison",
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
 ) -> None:
     """Write the tables and figures of a stored comparison beside the manuscript's."""
     console = Console(soft_wrap=True)
-    try:
-        stored = load_stored(results, name)
-        paper, ablations = load_paper(), load_ablations(results)
-        made = side_by_side(stored, paper, ablations)
-        write_tables(made, stored.folder / "tables")
-        reported = paper["bench"]["overall_mutation_score_percent"]
-        drawn, left_out = draw_all(stored, ablations, reported, stored.folder / "figures")
-    except BenchError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {error}", highlight=False)
-        raise typer.Exit(2) from None
+    stored = load_stored(results, name)
+    paper, ablations = load_paper(), load_ablations(results)
+    made = side_by_side(stored, paper, ablations)
+    write_tables(made, stored.folder / "tables")
+    reported = paper["bench"]["overall_mutation_score_percent"]
+    drawn, left_out = draw_all(stored, ablations, reported, stored.folder / "figures")
     console.print(f"{len(made)} tables in {stored.folder / 'tables'}, {len(drawn)} figures beside them")
     for table in made:
         if table.commands:

@@ -20,8 +20,8 @@ from rich.console import Console
 from baselines.defaultpp import checkpoint
 from baselines.defaultpp.diagnoser import Diagnoser
 from baselines.defaultpp.estimator import DefaultPlusPlus
-from experiments.compare import Arch
 from experiments.engine.ablation import VARIANTS
+from experiments.engine.command import Arch, one_line_errors
 from experiments.engine.protocol import outer_folds
 from experiments.engine.source import BenchSource
 from features.bench import Bench, BenchError
@@ -31,6 +31,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@one_line_errors
 def train(
     bench: Annotated[Path | None, typer.Option(help="Table to use; default: the embedded bench.")] = None,
     map: Annotated[str | None, typer.Option(help="Column map: a built-in name or a YAML/JSON file.")] = None,
@@ -81,14 +82,5 @@ def _apart(trained: Diagnoser, loaded: Diagnoser, bench: Bench) -> float:
     return float(np.abs(trained.judge(bench.X).score - loaded.judge(bench.X).score).max())
 
 
-def main() -> None:
-    """Run the command; wrong input ends with one line and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except BenchError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    app()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from features.files import replacing
 from features.taxonomy import CORRECT, Architecture
 
 LABELS = ("faulty", "category", "root_cause")
@@ -212,15 +212,11 @@ def write_parquet(table: pd.DataFrame, path: Path, index: bool = True) -> None:
 
     Raises BenchError if a column mixes types.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        table.to_parquet(temporary, index=index, compression="zstd")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            table.to_parquet(temporary, index=index, compression="zstd")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise BenchError(f"{path}: can't be written ({error}); give every column one type, such as str") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def detect_duplicates(bench: Bench) -> pd.Series:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from baselines.defaultpp.diagnoser import Diagnoser, Provenance
 from baselines.defaultpp.labels import LabelSpace
 from baselines.defaultpp.model import Layout, Network
 from features.bench import Bench, BenchError
+from features.files import replacing, write_text
 from features.preparation import Preparation
 from features.routing import route
 
@@ -32,14 +32,12 @@ FORMAT = "defaultpp-checkpoint-1"
 def save(diagnoser: Diagnoser, path: Path | str) -> Path:
     """Write a diagnoser; returns the path of the JSON file. Each file appears under its name only when complete."""
     card = Path(path).with_suffix(".json")
-    card.parent.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in diagnoser.network.state_dict().items()}
     tensors = {f"network.{name}": tensor for name, tensor in state.items()}
     tensors["prototypes"] = torch.from_numpy(diagnoser.prototypes)
-    temporary = card.with_name(f".{card.stem}.{os.getpid()}.tmp")
-    save_file(tensors, temporary)
-    digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
-    os.replace(temporary, card.with_suffix(".safetensors"))
+    with replacing(card.with_suffix(".safetensors")) as temporary:
+        save_file(tensors, temporary)
+        digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
     described = {
         "format": FORMAT,
         "arch": diagnoser.arch,
@@ -52,8 +50,7 @@ def save(diagnoser: Diagnoser, path: Path | str) -> Path:
         "provenance": asdict(diagnoser.provenance),
         "tensors_sha256": digest,
     }
-    temporary.write_text(json.dumps(described, indent=1, allow_nan=False, default=str))
-    os.replace(temporary, card)
+    write_text(card, json.dumps(described, indent=1, allow_nan=False, default=str))
     return card
 
 

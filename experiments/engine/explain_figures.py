@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 
 from experiments.engine.explain_tables import Collected
 from experiments.engine.explanations import GROUP_SHAPLEY, PROTOTYPE_DELTA, PROTOTYPE_WEIGHT, shap_kind
+from features.files import replacing
 from features.fpg import CATEGORY_GROUP
 
 STYLE = {
@@ -52,12 +53,10 @@ def styled():
 
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write PNG and SVG beside `path`, by temporary name and rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix in (".png", ".svg"):
-        temporary = path.with_name(f".{path.name}{suffix}.tmp")
-        figure.savefig(temporary, format=suffix[1:], dpi=130, metadata={"Date": None} if suffix == ".svg" else None)
-        written.append(temporary.replace(path.with_name(path.name + suffix)))
+    written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
+    for target in written:
+        with replacing(target) as temporary:
+            figure.savefig(temporary, dpi=130, metadata={"Date": None} if target.suffix == ".svg" else None)
     return written
 
 

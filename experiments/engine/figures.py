@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.engine.stored import Stored, load_histories, load_mutation_counts
+from features.files import replacing
 from features.fpg import group_adjacency
 from features.taxonomy import ARCHITECTURES
 
@@ -125,10 +126,8 @@ def part_worth(ablations: pd.DataFrame) -> Figure:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write an SVG by temporary name and rename. Under `STYLE` its bytes depend on the data alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="svg", metadata={"Date": None})
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
     return path
 
 

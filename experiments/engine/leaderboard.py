@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -178,14 +177,6 @@ def markdown(board: pd.DataFrame, tied: set[tuple[str, int]] = frozenset()) -> s
         cells.append(_short(rows.loc[("path", 1), "false_alarm_rate"]))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write by temporary name and rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def _path_cell(rows: pd.DataFrame, level: int, tied: bool) -> str:

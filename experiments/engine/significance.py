@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.engine.leaderboard import Judged
 from experiments.engine.statistics import average_ranks, critical_difference, pair_matrix, paired_tests
+from features.files import replacing
 
 ALPHA = 0.05
 MIN_RUNS_PER_PAIR = 5
@@ -79,8 +80,8 @@ def critical_difference_figure(matrix: pd.DataFrame, title: str, path: Path) -> 
             height = 1.5 - 0.28 * row
             axes.plot([values[start] - 0.08, values[stop] + 0.08], [height, height], color="black", linewidth=3)
         axes.set_xlabel(f"mean rank over {len(matrix)} pairs (1 = best); bars: within {width:.2f} (Nemenyi, 5 %)")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
 

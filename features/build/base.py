@@ -8,7 +8,6 @@ The weights are rounded to half precision once, at saving, so that a base is the
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from features.build.families import MASK, SEP, Family, fine_tuning_model, pretra
 from features.build.tasks import tasks
 from features.build.tasks.task import IGNORED, examples
 from features.build.tasks.words import CONTENT, CONTINUED, FIRST_TAG, FIRST_WORD, MATCHED, NEGATORS, POSITIVE, UNMATCHED
+from features.files import replacing
 
 BASES = EMBEDDED / "bases"
 SEED = 20_260
@@ -115,10 +115,8 @@ def save_base(chosen: Family, model: nn.Module) -> Path:
     """Write the transformer body (for decoders with its tied head) in half precision, by temporary name and rename."""
     prefix = f"{model.base_model_prefix}."
     state = {k: v.half().contiguous() for k, v in model.state_dict().items() if k.startswith(prefix)}
-    BASES.mkdir(parents=True, exist_ok=True)
-    temporary = BASES / f".{chosen.name}.{os.getpid()}.tmp"
-    save_file(state, temporary)
-    os.replace(temporary, base_path(chosen))
+    with replacing(base_path(chosen)) as temporary:
+        save_file(state, temporary)
     return base_path(chosen)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pandas as pd
 from features.build.killtest import KillTest, kill_test, may_still_be_killed
 from features.build.run import Configuration, InvalidRun, Run, fine_tune
 from features.build.variants import SEEDS
+from features.files import replacing
 
 
 @dataclass(frozen=True)
@@ -83,21 +83,18 @@ class Store:
 
     def save(self, outcome: Outcome) -> None:
         """Write by temporary name and rename, the numbers last: only a complete configuration is found again."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         if outcome.log is not None:
-            temporary = self.folder / f".{outcome.id}.log.tmp"
-            outcome.log.to_parquet(temporary, index=False)
-            os.replace(temporary, self._log(outcome.id))
-        temporary = self.folder / f".{outcome.id}.tmp.npz"
-        np.savez(
-            temporary,
-            qualities=np.asarray(outcome.qualities),
-            vectors=outcome.vectors,
-            columns=np.asarray(outcome.columns, dtype=str),
-            seconds=np.asarray(outcome.seconds),
-            discarded=np.asarray(json.dumps(outcome.discarded)),
-        )
-        os.replace(temporary, self._numbers(outcome.id))
+            with replacing(self._log(outcome.id)) as temporary:
+                outcome.log.to_parquet(temporary, index=False)
+        with replacing(self._numbers(outcome.id)) as temporary:
+            np.savez(
+                temporary,
+                qualities=np.asarray(outcome.qualities),
+                vectors=outcome.vectors,
+                columns=np.asarray(outcome.columns, dtype=str),
+                seconds=np.asarray(outcome.seconds),
+                discarded=np.asarray(json.dumps(outcome.discarded)),
+            )
 
     def load(self, configuration: Configuration) -> Outcome | None:
         """The finished configuration, or None if there is none."""

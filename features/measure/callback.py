@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from torch import Tensor
 from transformers import TrainerCallback
 
 from features.bench import BenchError, write_parquet
+from features.files import write_text
 from features.measure.recorder import Recorder
 
 _FIGURES = ("loss", "accuracy", "perplexity", "ece")
@@ -71,15 +71,9 @@ class MeasureCallback(TrainerCallback):
         vector.index.name = "run"
         write_parquet(vector, path)
         write_parquet(self.recorder.log(run=path.stem), path.with_suffix(".log.parquet"), index=False)
-        _write_text(str(self.recorder.report()) + "\n", path.with_suffix(".report.txt"))
+        write_text(path.with_suffix(".report.txt"), str(self.recorder.report()) + "\n")
 
     def _close(self) -> None:
         if self._ended:
             self.recorder.epoch(**self._figures)
             self._figures, self._ended = {}, False
-
-
-def _write_text(text: str, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -98,13 +98,11 @@ def test_summary_averages_the_questions_of_a_level():
     assert table.loc["a", "level 2 majority"] == pytest.approx(0.6)
 
 
-def test_command_refuses_a_folder_without_the_tables(tmp_path, capsys, monkeypatch):
+def test_command_refuses_a_folder_without_the_tables(tmp_path):
     for folder in (tmp_path / "nowhere", tmp_path):
-        monkeypatch.setattr("sys.argv", ["default_study.py", str(folder)])
-        with pytest.raises(SystemExit) as stop:
-            default_study.main()
-        assert stop.value.code == 2
-        assert str(folder) in capsys.readouterr().err.replace("\n", "")
+        ran = CliRunner().invoke(default_study.app, [str(folder)])
+        assert ran.exit_code == 2
+        assert str(folder) in ran.stderr.replace("\n", "")
 
 
 def test_command_writes_tables_and_what_they_were_made_from(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import features.bench as module
 from features.bench import Bench, BenchError, detect_duplicates, log_path, read_parquet, write_parquet
 
 
@@ -121,7 +120,7 @@ def test_a_killed_write_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatc
     def killed(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.os, "replace", killed)
+    monkeypatch.setattr("os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
         make(n=4).save(path)
     monkeypatch.undo()
