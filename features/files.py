@@ -1,8 +1,9 @@
-"""Files that are whole or not there: written under a temporary name beside the real one, then renamed."""
+"""Files and folders that are whole or not there: made under a temporary name beside the real one, then renamed."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,21 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that becomes `path` when the block ends, unless another process was first."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    try:
+        os.rename(temporary, path)
+    except OSError:
+        if not path.exists():
+            raise
+        shutil.rmtree(temporary)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
-import shutil
 import time
 import warnings
 from dataclasses import dataclass
@@ -26,9 +24,15 @@ from experiments.engine.protocol import Fold, Split, outer_folds
 from experiments.engine.source import BenchSource, data_fingerprint
 from experiments.engine.tuning import Tuned, Tuning, tune
 from features.bench import Bench
+from features.files import new_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("baselines/**/*.py", "features/*.py", "experiments/engine/cells.py", "experiments/engine/protocol.py")
+_CODE = (
+    "baselines/**/*.py",
+    "features/*.py",
+    *(f"experiments/engine/{name}.py" for name in ("cells", "protocol", "scoring", "source", "tuning")),
+)
+"""What can change a verdict: techniques, what they read, splits, and the objective and search of tuning."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,13 @@ class Cell:
         seeds = {"seed", "random_state"} & set(estimator.get_params())
         return estimator.set_params(**dict.fromkeys(seeds, self.seed))
 
-    def outer_fold(self, bench: Bench) -> Fold:
+    def outer_fold(self) -> Fold:
         """The fold of this cell."""
         return _folds(self.source, self.n_folds, self.split, self.seed)[self.fold]
 
     def identity(self) -> dict:
         """Everything that decides the verdicts, as JSON."""
-        bench = self.source.load()
-        fold = self.outer_fold(bench)
+        fold = self.outer_fold()
         return {
             "technique": self.technique,
             "parameters": {k: repr(v) for k, v in sorted(self.estimator().get_params().items())},
@@ -95,7 +98,7 @@ def run_cell(cell: Cell, store: Path) -> CellResult:
     if folder.exists():
         return read_cell(cell, folder)
     bench = cell.source.load()
-    fold = cell.outer_fold(bench)
+    fold = cell.outer_fold()
     try:
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")
@@ -149,20 +152,14 @@ def _judge(cell: Cell, bench: Bench, fold: Fold) -> CellResult:
 
 
 def _keep(folder: Path, result: CellResult) -> None:
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    result.verdicts.to_parquet(temporary / "verdicts.parquet")
-    if result.tuned is not None:
-        found = {"parameters": result.tuned.parameters, "importances": result.tuned.importances}
-        (temporary / "tuned.json").write_text(json.dumps(found, indent=1, sort_keys=True))
-        result.tuned.trials.to_csv(temporary / "trials.csv", index=False)
-    (temporary / "cost.json").write_text(json.dumps(result.cost, indent=1))
-    (temporary / "cell.json").write_text(json.dumps(result.cell.identity(), indent=1))
-    try:
-        os.rename(temporary, folder)
-    except OSError:  # another process finished the same cell first
-        shutil.rmtree(temporary)
+    with new_folder(folder) as temporary:
+        result.verdicts.to_parquet(temporary / "verdicts.parquet")
+        if result.tuned is not None:
+            found = {"parameters": result.tuned.parameters, "importances": result.tuned.importances}
+            (temporary / "tuned.json").write_text(json.dumps(found, indent=1, sort_keys=True))
+            result.tuned.trials.to_csv(temporary / "trials.csv", index=False)
+        (temporary / "cost.json").write_text(json.dumps(result.cost, indent=1))
+        (temporary / "cell.json").write_text(json.dumps(result.cell.identity(), indent=1))
 
 
 @cache

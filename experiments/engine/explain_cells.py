@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import time
 import warnings
 from dataclasses import asdict, dataclass
@@ -29,6 +27,7 @@ from experiments.engine.deletion import (
 from experiments.engine.explanations import GROUP_SHAPLEY, Settings, exact_check, explain_runs, kinds_of, wide
 from experiments.engine.margins import Game, game_of
 from features.bench import Bench
+from features.files import new_folder
 from features.fpg import CATEGORY_GROUP
 
 
@@ -60,23 +59,17 @@ def explain_cell(cell: ExplainCell, store: Path) -> str | None:
             tables, checks = _compute(cell)
     except Exception as error:  # one technique that can't be explained must not cost the others their tables
         return f"{cell.cell.technique}, fold {cell.cell.fold}: {type(error).__name__}: {error}"
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for name, table in tables.items():
-        table.to_parquet(temporary / f"{name}.parquet")
-    (temporary / "checks.json").write_text(json.dumps(checks, indent=1))
-    try:
-        os.rename(temporary, folder)
-    except OSError:  # another process finished the same cell first
-        shutil.rmtree(temporary)
+    with new_folder(folder) as temporary:
+        for name, table in tables.items():
+            table.to_parquet(temporary / f"{name}.parquet")
+        (temporary / "checks.json").write_text(json.dumps(checks, indent=1))
     return None
 
 
 def _compute(cell: ExplainCell) -> tuple[dict[str, pd.DataFrame], dict]:
     settings, seed = cell.settings, cell.cell.seed
     bench = cell.cell.source.load()
-    fold = cell.cell.outer_fold(bench)
+    fold = cell.cell.outer_fold()
     train, test = bench.take(fold.train), bench.take(fold.test)
     # A category that the taxonomy lacks has no component to point at.
     test = test.take((test.faulty & test.labels["category"].isin(CATEGORY_GROUP)).to_numpy())

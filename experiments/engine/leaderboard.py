@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from baselines.rules import count_rules
 from baselines.technique import Technique, Verdicts
 from experiments.engine.cells import CellResult
-from experiments.engine.scoring import PROTOCOLS, class_table, confusion, false_alarm_rate, score
+from experiments.engine.scoring import PROTOCOLS, Confusion, class_table, confusion, f1_scores, false_alarm_rate, score
 from experiments.engine.statistics import interval
 from features.bench import Bench
 
@@ -46,15 +47,21 @@ class Judged:
         """The levels that both the technique and the bench have."""
         return tuple(level for level in self.estimator.levels if level in self.bench.levels)
 
-    def confusion(self, level: int, protocol: str, fold: int | None = None):
-        """Counts at a level under a protocol, over all folds or one."""
-        table = self.table
-        if fold is not None:
-            table = table[table["fold"] == fold]
-        path = Verdicts(table).path()
-        return confusion(
-            self.bench.labels.loc[table.index], path, table, self.bench.pair.loc[table.index], level, protocol
-        )
+    def confusion(self, level: int, protocol: str, by: Literal["pair", "fold"] = "pair") -> Confusion:
+        """Counts at a level under a protocol, per pair or per outer fold; counted once, read often."""
+        if (level, protocol, by) not in self._counted:
+            table, unit = self.table, self.bench.pair if by == "pair" else self.table["fold"].astype(str)
+            runs = (self.bench.labels.loc[table.index], self._path, table, unit.loc[table.index])
+            self._counted[level, protocol, by] = confusion(*runs, level, protocol)
+        return self._counted[level, protocol, by]
+
+    @cached_property
+    def _path(self) -> pd.DataFrame:
+        return Verdicts(self.table).path()
+
+    @cached_property
+    def _counted(self) -> dict[tuple[int, str, str], Confusion]:
+        return {}
 
 
 def leaderboard(judged: list[Judged], n_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
@@ -96,8 +103,9 @@ def leaderboard(judged: list[Judged], n_resamples: int = 1000, seed: int = 0) ->
 
 def fold_scores(entry: Judged, level: int, protocol: str) -> pd.DataFrame:
     """F1, precision and recall on each outer fold by itself."""
-    folds = sorted(entry.table["fold"].unique())
-    return pd.DataFrame([{"fold": f, **score(entry.confusion(level, protocol, f))} for f in folds]).set_index("fold")
+    counted = entry.confusion(level, protocol, by="fold")
+    folds = pd.Index([int(fold) for fold in counted.pairs], name="fold")
+    return f1_scores(counted.counts, counted).set_axis(folds).sort_index()
 
 
 def class_scores(judged: list[Judged]) -> pd.DataFrame:
