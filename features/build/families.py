@@ -42,43 +42,36 @@ class Family:
     configuration: Callable[[int], object]
 
 
+_SHARED = {"pad_token_id": PAD, "initializer_range": INITIAL_DEVIATION, "attn_implementation": "eager"}
+_BERT_LIKE = {
+    "vocab_size": ENCODER_VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "intermediate_size": INNER,
+    "max_position_embeddings": POSITIONS,
+    "hidden_dropout_prob": DROPOUT,
+    "attention_probs_dropout_prob": 0.0,
+    **_SHARED,
+}
+_CAUSAL = {
+    "vocab_size": DECODER_VOCABULARY,
+    "bos_token_id": CLS,
+    "eos_token_id": SEP,
+    "loss_type": "ForCausalLM",
+    **_SHARED,
+}
+
+
 def _bert(layers: int):
     from transformers import BertConfig
 
-    return BertConfig(
-        vocab_size=ENCODER_VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        intermediate_size=INNER,
-        max_position_embeddings=POSITIONS,
-        hidden_dropout_prob=DROPOUT,
-        attention_probs_dropout_prob=0.0,
-        pad_token_id=PAD,
-        initializer_range=INITIAL_DEVIATION,
-        attn_implementation="eager",
-    )
+    return BertConfig(num_hidden_layers=layers, **_BERT_LIKE)
 
 
 def _roberta(layers: int):
     from transformers import RobertaConfig
 
-    return RobertaConfig(
-        vocab_size=ENCODER_VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        intermediate_size=INNER,
-        max_position_embeddings=POSITIONS,
-        type_vocab_size=1,
-        hidden_dropout_prob=DROPOUT,
-        attention_probs_dropout_prob=0.0,
-        pad_token_id=PAD,
-        bos_token_id=CLS,
-        eos_token_id=SEP,
-        initializer_range=INITIAL_DEVIATION,
-        attn_implementation="eager",
-    )
+    return RobertaConfig(num_hidden_layers=layers, type_vocab_size=1, bos_token_id=CLS, eos_token_id=SEP, **_BERT_LIKE)
 
 
 def _distilbert(layers: int):
@@ -94,9 +87,7 @@ def _distilbert(layers: int):
         dropout=DROPOUT,
         attention_dropout=0.0,
         seq_classif_dropout=DROPOUT,
-        pad_token_id=PAD,
-        initializer_range=INITIAL_DEVIATION,
-        attn_implementation="eager",
+        **_SHARED,
     )
 
 
@@ -104,7 +95,6 @@ def _gpt2(layers: int):
     from transformers import GPT2Config
 
     return GPT2Config(
-        vocab_size=DECODER_VOCABULARY,
         n_embd=WIDTH,
         n_layer=layers,
         n_head=HEADS,
@@ -113,12 +103,7 @@ def _gpt2(layers: int):
         resid_pdrop=DROPOUT,
         embd_pdrop=DROPOUT,
         attn_pdrop=0.0,
-        bos_token_id=CLS,
-        eos_token_id=SEP,
-        pad_token_id=PAD,
-        loss_type="ForCausalLM",
-        initializer_range=INITIAL_DEVIATION,
-        attn_implementation="eager",
+        **_CAUSAL,
     )
 
 
@@ -126,7 +111,6 @@ def _gpt_neo(layers: int):
     from transformers import GPTNeoConfig
 
     return GPTNeoConfig(
-        vocab_size=DECODER_VOCABULARY,
         hidden_size=WIDTH,
         num_layers=layers,
         attention_types=[[["global", "local"], layers // 2]],
@@ -137,12 +121,7 @@ def _gpt_neo(layers: int):
         resid_dropout=DROPOUT,
         embed_dropout=DROPOUT,
         attention_dropout=0.0,
-        bos_token_id=CLS,
-        eos_token_id=SEP,
-        pad_token_id=PAD,
-        loss_type="ForCausalLM",
-        initializer_range=INITIAL_DEVIATION,
-        attn_implementation="eager",
+        **_CAUSAL,
     )
 
 

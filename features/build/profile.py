@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -45,27 +45,26 @@ def _embedded_examples(family: Family, task: Task, split: str, count: int) -> Ex
     return examples(task, split, count, family.name == "bert")
 
 
+_EMBEDDED = Profile(
+    name="embedded",
+    start=base.from_base,
+    load=_embedded_examples,
+    epochs=6,
+    steps_per_epoch=6,
+    measure_every=3,
+    train_size=None,
+    validation_size=96,
+    # Accuracy needs more examples than a perplexity does.
+    test_size={"encoder": 384, "decoder": 160},
+)
 _PROFILES = (
-    Profile(
-        name="embedded",
-        start=base.from_base,
-        load=_embedded_examples,
-        epochs=6,
-        steps_per_epoch=6,
-        measure_every=3,
-        train_size=None,
-        validation_size=96,
-        # Accuracy needs more examples than a perplexity does.
-        test_size={"encoder": 384, "decoder": 160},
-    ),
-    Profile(
+    _EMBEDDED,
+    replace(
+        _EMBEDDED,
         name="smoke",
-        start=base.from_base,
-        load=_embedded_examples,
         epochs=3,
         steps_per_epoch=2,
         measure_every=1,
-        train_size=None,
         validation_size=16,
         test_size={"encoder": 48, "decoder": 24},
     ),

@@ -1,7 +1,8 @@
 """Measure a live training run: `Recorder` for a loop of one's own, `MeasureCallback` for `transformers.Trainer`."""
 
 from features.measure.discover import UnsupportedModel
-from features.measure.recorder import Recorder, Report
+from features.measure.recorder import Recorder
+from features.measure.report import Report
 
 __all__ = ["MeasureCallback", "Recorder", "Report", "UnsupportedModel"]
 

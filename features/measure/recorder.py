@@ -5,21 +5,21 @@ from __future__ import annotations
 import resource
 import time
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from features.measure import aggregate
 from features.measure.capture import Capture, Trace
 from features.measure.discover import dissect
+from features.measure.history import Epoch, log_of, nonfinite_counts, settle, vector_of
 from features.measure.layers import gain_norms, layer_metrics, select_tokens, token_positions
 from features.measure.outputs import Validation, output_metrics, perplexity, predictions
 from features.measure.parameters import StepMeter, WeightMeter
 from features.measure.probe import Probe, logits_of
-from features.schema import LOG_COLUMNS, metrics
+from features.measure.report import UNSEEN, Report, attention_source
+from features.schema import metrics
 from features.taxonomy import Architecture
 
 PROBE_EVERY = 16
@@ -27,42 +27,6 @@ PROBE_EVERY = 16
 PROBE_ROWS = 8
 """So many rows of the first training batch make the probe batch where none is given."""
 VOLATILITY_STEPS = 20
-_UNSEEN = "not seen (neither a softmax nor scaled_dot_product_attention ran; use eager or sdpa attention)"
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a reader of the numbers must know about how they came about."""
-
-    arch: Architecture
-    layers: int
-    epochs: int
-    steps: int
-    measured_steps: int
-    attention: str
-    not_measured: dict[str, str]
-    """Metric → reason."""
-    nonfinite: dict[str, int]
-    """Metric → number of measured values that were NaN or infinite."""
-    notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.arch}, {self.layers} layers; {self.measured_steps} of {self.steps} steps measured in "
-            f"{self.epochs} epochs; attention: {self.attention}",
-            *(f"not measured: {name} ({why})" for name, why in self.not_measured.items()),
-            *(f"not finite: {name} ({count} values)" for name, count in self.nonfinite.items()),
-            *self.notes,
-        ]
-        return "\n".join(lines)
-
-
-@dataclass
-class _Epoch:
-    """One epoch: series by metric as (steps, values), and single figures by metric (scalar or per layer)."""
-
-    series: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    figures: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Recorder:
@@ -98,7 +62,7 @@ class Recorder:
         self._capture = Capture(self.anatomy)
         self._meter, self._weights = StepMeter(self.anatomy), WeightMeter(self.anatomy)
         self._probe = None if self.probe is None else Probe(self._capture, self.probe)
-        self._epochs: list[_Epoch] = []
+        self._epochs: list[Epoch] = []
         self._pending: dict[str, list[tuple[int, Tensor]]] = {}
         self._norms: deque[Tensor] = deque(maxlen=VOLATILITY_STEPS)
         self._validation = Validation()
@@ -162,7 +126,7 @@ class Recorder:
         figures = self._validation.figures(self.arch) | {k: float(v) for k, v in given.items() if v is not None}
         if self.arch == "decoder" and "val_loss" in figures and val_perplexity is None:
             figures["val_perplexity"] = perplexity(figures["val_loss"])
-        series = {name: _settle(values) for name, values in self._pending.items()}
+        series = {name: settle(values) for name, values in self._pending.items()}
         for name, of_steps in (("train_loss", "step_loss"), ("train_accuracy", "step_accuracy")):
             if of_steps in series:
                 figures[name] = series[of_steps][1].mean()
@@ -175,20 +139,13 @@ class Recorder:
         if self._probe is not None:
             found |= self._quietly(self._probe.epoch)
         figures |= {name: value.float().cpu().numpy() for name, value in found.items()}
-        self._epochs.append(_Epoch(series, {k: np.asarray(v, dtype=np.float64) for k, v in figures.items()}))
+        self._epochs.append(Epoch(series, {k: np.asarray(v, dtype=np.float64) for k, v in figures.items()}))
         self._pending, self._measured_in_epoch, self._validation = {}, 0, Validation()
         self._clear()
 
     def vector(self) -> pd.Series:
         """The run as one row: float32, index `features.schema.columns(arch)`, NaN where nothing was measured."""
-        epochs = []
-        for epoch in self._epochs:
-            named = {name: values for name, (_, values) in epoch.series.items()}
-            if "step_loss" in named:
-                named["train_loss"] = named.pop("step_loss")
-            figures = {k: float(v) for k, v in epoch.figures.items() if k.startswith("val_")}
-            epochs.append(named | figures)
-        return aggregate.vector(epochs, self.arch)
+        return vector_of(self._epochs, self.arch)
 
     def log(self, run: str | None = None) -> pd.DataFrame:
         """The long log with the columns of `LOG_COLUMNS` (without `run`, unless an id is given).
@@ -196,15 +153,7 @@ class Recorder:
         Step rows hold every vector metric that is measured per step, and `step_loss` (of which the vector's
         `train_loss` is made) and `step_accuracy`; epoch rows (step -1) hold the rest.
         """
-        parts = []
-        for number, epoch in enumerate(self._epochs):
-            for name, (steps, values) in epoch.series.items():
-                parts.append(_rows(number, steps, name, values, layered=values.ndim == 2))
-            for name, value in epoch.figures.items():
-                parts.append(_rows(number, np.array([-1]), name, np.atleast_1d(value)[None], layered=value.ndim == 1))
-        columns = [c for c in LOG_COLUMNS if c != "run"]
-        joined = [np.concatenate([p[i] for p in parts]) if parts else np.array([]) for i in range(len(columns))]
-        table = pd.DataFrame(dict(zip(columns, joined, strict=True)))
+        table = log_of(self._epochs)
         if run is not None:
             table.insert(0, "run", run)
         return table
@@ -213,21 +162,15 @@ class Recorder:
         """What was measured how, and what was not and why."""
         seen = {name for e in self._epochs for name in (*e.series, *e.figures)}
         missing = {m.name: self._why_missing(m.name) for m in metrics(self.arch) if m.name not in seen}
-        nonfinite: dict[str, int] = {}
-        for epoch in self._epochs:
-            for name, values in [*((n, v) for n, (_, v) in epoch.series.items()), *epoch.figures.items()]:
-                count = int((~np.isfinite(values)).sum())
-                if count:
-                    nonfinite[name] = nonfinite.get(name, 0) + count
         return Report(
             arch=self.arch,
             layers=self._depth,
             epochs=len(self._epochs),
             steps=self._step,
             measured_steps=self._measured,
-            attention="; ".join(sorted(self._sources)) or _UNSEEN,
+            attention="; ".join(sorted(self._sources)) or UNSEEN,
             not_measured=missing,
-            nonfinite=nonfinite,
+            nonfinite=nonfinite_counts(self._epochs),
             notes=self._notes(),
         )
 
@@ -294,7 +237,7 @@ class Recorder:
         trace = self._trace
         self._depth = len(trace.layers)
         real, padded = _real_tokens(trace, inputs)
-        self._sources |= {_source(layer) for layer in trace.layers}
+        self._sources |= {attention_source(layer) for layer in trace.layers}
         found = layer_metrics(trace, real, self.arch, padded)
         found["layernorm_gamma_norm"] = gain_norms(self.anatomy, trace)
         if trace.embedded is not None:
@@ -334,7 +277,7 @@ class Recorder:
             return "no gradient was there when step() was called"
         if name == "attention_padding_mass":
             return "the batches carry no attention_mask"
-        if name == "attention_head_similarity" and self._sources != {_UNSEEN}:
+        if name == "attention_head_similarity" and self._sources != {UNSEEN}:
             return "attention has one head, so there are no two to compare"
         if name in ("positional_sensitivity", "attention_cross_example_leakage") or name.startswith("cache_"):
             return "no probe batch was given, and the forward passes carry no input_ids"
@@ -365,24 +308,6 @@ def _fitting(inputs: list[dict], name: str, shape: tuple[int, ...]) -> Tensor | 
 
 def _first(value, rows: int):
     return value[:rows] if torch.is_tensor(value) and value.ndim else value
-
-
-def _source(layer) -> str:
-    if layer.softmax:
-        return "weights as the softmax gave them"
-    return "weights recomputed from the arguments of the fused kernel" if layer.fused else _UNSEEN
-
-
-def _settle(values: list[tuple[int, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    steps = np.array([step for step, _ in values])
-    return steps, torch.stack([v.detach() for _, v in values]).float().cpu().numpy().astype(np.float64)
-
-
-def _rows(epoch: int, steps: np.ndarray, name: str, values: np.ndarray, layered: bool) -> tuple[np.ndarray, ...]:
-    wide = values.shape[1] if values.ndim == 2 else 1
-    count = len(steps) * wide
-    layer = np.tile(np.arange(wide), len(steps)) if layered else np.full(count, -1)
-    return np.full(count, epoch), np.repeat(steps, wide), np.full(count, name, dtype=object), layer, values.ravel()
 
 
 def _peak_memory(model: nn.Module) -> float:

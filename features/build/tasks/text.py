@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
 from features.build.families import CLS
 from features.build.tasks.symbols import TEXT_VOCABULARY
-from features.build.tasks.task import Sequence
+from features.build.tasks.task import Sequence, Task
 
 # fmt: off
 _MODULES = (
@@ -95,3 +95,21 @@ def draw(name: str, rng: np.random.Generator, split: str) -> Sequence:
     start = int(rng.integers(low, high))
     window = ids[start : start + int(rng.integers(13, 23))]
     return Sequence([CLS, *(window if split == "pretraining" else _respelling(name)[window]).tolist()])
+
+
+def text_task(name: str, paper: str) -> Task:
+    """Language modelling on a corpus of plain English, in the place of the manuscript's corpus `paper`."""
+    return Task(
+        name=name,
+        arch="decoder",
+        paper=paper,
+        draw=partial(draw, name),
+        length=23,
+        learning_rate=3e-3,
+        needs={
+            "padding": "windows are padded on the left to unequal lengths",
+            "position": "word pieces join to words by adjacency",
+            "word order": "as in any text",
+            "long range": "little at this window and model size",
+        },
+    )
