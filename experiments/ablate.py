@@ -20,7 +20,7 @@ from rich.table import Table
 from experiments.compare import SplitRule
 from experiments.engine.ablation import VARIANTS, ablation_markdown, ablation_table, judged_draws, variant_cells
 from experiments.engine.command import Arch, one_line_errors, sources, terminal
-from experiments.engine.manifest import dumps, manifest
+from experiments.engine.manifest import keep, manifest
 from experiments.engine.parallel import run_cells
 from experiments.engine.protocol import outer_folds
 from experiments.engine.source import data_fingerprint
@@ -66,7 +66,7 @@ def ablate(
         write_text(folder / f"{loaded.arch}.csv", table.to_csv(index=False, float_format="%.6f"))
         settings = {"variants": names, "draws": draws, "folds": folds, "split": split.value, "seed": seed}
         record = manifest([loaded], [data_fingerprint(loaded)], **settings)
-        write_text(folder / f"{loaded.arch}.json", dumps(record))
+        keep(record, folder / f"{loaded.arch}.json", results)
         _show(table, f"{loaded.name} ({loaded.arch})", console)
     for message in failed:
         console.print(f"[red]failed:[/red] {message}")

@@ -20,7 +20,7 @@ from experiments.engine import leaderboard as board_of
 from experiments.engine.cells import Cell
 from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
 from experiments.engine.leaderboard import Judged
-from experiments.engine.manifest import dumps, manifest
+from experiments.engine.manifest import keep, manifest
 from experiments.engine.parallel import run_cells
 from experiments.engine.protocol import outer_folds
 from experiments.engine.significance import (
@@ -125,10 +125,13 @@ def _compare_one(
     rules = board_of.fired_rules(judged)
     for name_of, rows in rules.groupby("technique", sort=False):
         top = ", ".join(f"{r.rule} {r.on_faulty}/{r.on_correct}" for r in rows.head(3).itertuples())
-        console.print(f"  [dim]fired most on faulty/correct runs, {name_of}: {top}[/dim]", highlight=False)
+        line = f"  [dim]fired on faulty/correct runs, {name_of}: {top}[/dim]"
+        console.print(line, highlight=False, no_wrap=True, overflow="ellipsis")
     settings = {"folds": folds, "split": split, "seed": seed, "trials": tuning.trials if tuning else 0}
     record = manifest([bench], [data_fingerprint(bench)], **settings)
-    _write(results / name / (bench.arch or bench.name), judged, board, tests, rules, cost, record)
+    folder = results / name / (bench.arch or bench.name)
+    _write(folder, judged, board, tests, rules, cost)
+    keep(record, folder / "manifest.json", results)
     if mlflow:
         before = time.perf_counter()
         track(judged, board, record, name)
@@ -149,8 +152,8 @@ def _collect(bench, outcome) -> tuple[list[Judged], list[str]]:
     return judged, failed
 
 
-def _write(folder: Path, judged, board, tests, rules, cost, record) -> None:
-    """Tables for people and machines. Costs and the manifest apart: all other files repeat byte for byte."""
+def _write(folder: Path, judged, board, tests, rules, cost) -> None:
+    """Tables for people and machines. All but the costs repeat byte for byte."""
     write_text(folder / "leaderboard.csv", board.to_csv(index=False, float_format="%.6f"))
     write_text(folder / "leaderboard.md", board_of.markdown(board, tied_with_best(tests)))
     write_text(folder / "comparisons.csv", tests.to_csv(index=False, float_format="%.6f"))
@@ -162,7 +165,6 @@ def _write(folder: Path, judged, board, tests, rules, cost, record) -> None:
             critical_difference_figure(matrix, f"Level {level}, path F1", figure)
     write_text(folder / "classes.csv", board_of.class_scores(judged).to_csv(index=False, float_format="%.6f"))
     write_text(folder / "costs.csv", cost.to_csv(index=False, float_format="%.3f"))
-    write_text(folder / "manifest.json", dumps(record))
     for entry in judged:
         suffix = "-tuned" if entry.tuned else ""
         write_parquet(entry.table, folder / "verdicts" / f"{entry.key}{suffix}.parquet")

@@ -30,7 +30,7 @@ from sklearn.model_selection import GroupKFold, StratifiedKFold, train_test_spli
 from baselines import default_recipe
 from baselines.default_recipe import Cleaning, RecipeForest
 from experiments.engine.command import one_line_errors, terminal
-from experiments.engine.manifest import dumps, manifest
+from experiments.engine.manifest import keep, manifest
 from features.bench import Bench, BenchError, detect_duplicates
 from features.files import write_text
 from features.readers import read_bench
@@ -255,7 +255,7 @@ def study(
     record = manifest(benches, [b.fingerprint() for b in benches], **settings)
     write_text(results / "ladder.csv", ladder.to_csv(index=False, float_format="%.6f"))
     write_text(results / "ladder.md", markdown(ladder, record))
-    write_text(results / "manifest.json", dumps(record))
+    keep(record, results / "manifest.json", results.parent)
     console.print(f"written to {results}")
 
 

@@ -34,7 +34,7 @@ from experiments.engine.explain_cells import ExplainCell, explain_cell
 from experiments.engine.explain_tables import Collected, collect
 from experiments.engine.explain_tracking import track_explanations
 from experiments.engine.explanations import GROUP_SHAPLEY, PROTOTYPE_WEIGHT, Settings
-from experiments.engine.manifest import dumps, manifest
+from experiments.engine.manifest import keep, manifest
 from experiments.engine.protocol import outer_folds
 from experiments.engine.source import data_fingerprint
 from experiments.engine.verdict_sheet import VerdictSheet, assemble, draw, sheet_groups, to_html, to_rich
@@ -107,7 +107,7 @@ def _explain_one(source, keys, folds, seed, settings, run, workers, results, nam
     draw_all(found, made, shown, sheet, folder / "figures")
     write_text(folder / "sheet.html", to_html(sheet))
     record = manifest([bench], [data_fingerprint(bench)], folds=folds, seed=seed, run=shown, **asdict(settings))
-    write_text(folder / "manifest.json", dumps(record))
+    keep(record, folder / "manifest.json", results)
     _show(made["agreement"], found, console)
     console.print(to_rich(sheet))
     console.print(f"  tables and figures in {folder}")

@@ -22,7 +22,9 @@ from sklearn.base import clone
 from baselines.rules import RuleTechnique
 from baselines.technique import technique as make_technique
 from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
+from experiments.engine.manifest import keep, manifest
 from experiments.engine.protocol import outer_folds
+from experiments.engine.source import data_fingerprint
 from features.bench import Bench, BenchError
 from features.files import write_text
 from features.taxonomy import CORRECT
@@ -51,6 +53,8 @@ def rules_table(
         _print(table, title, console)
         write_text(results / f"{title}.csv", table.to_csv(index=False, float_format="%.6g"))
         write_text(results / f"{title}.md", to_markdown(table, title))
+        record = manifest([runs], [data_fingerprint(runs)], folds=folds, techniques=[t.name for t in techniques])
+        keep(record, results / f"{title}.json", results.parent)
 
 
 def count_firings(bench: Bench, techniques: list[RuleTechnique], folds: int = 5) -> pd.DataFrame:

@@ -145,7 +145,7 @@ def costs(judged: list[Judged]) -> pd.DataFrame:
 
 def show(board: pd.DataFrame, seconds: pd.Series, tied: set[tuple[str, int]], title: str, console: Console) -> None:
     """Print one bench's leaderboard, best `path` score first within 100 columns; ≈ marks a tie with the best."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column("technique", no_wrap=True, max_width=28, overflow="ellipsis")
     levels = sorted(board["level"].unique())
     for level in levels:
@@ -158,7 +158,8 @@ def show(board: pd.DataFrame, seconds: pd.Series, tied: set[tuple[str, int]], ti
         table.add_column(column, justify="right", no_wrap=True, min_width=5 if column == "alarm" else 3)
     for technique in order(board):
         rows = board[board["technique"] == technique].set_index(["protocol", "level"])
-        path = [_path_cell(rows, n, (technique, n) in tied) for n in levels]
+        # A hard space keeps the numbers of a column below each other.
+        path = [_path_cell(rows, n, "≈" if (technique, n) in tied else "\u00a0") for n in levels]
         paper = " ".join(_paper_cell(rows, n).rjust(4) for n in levels)
         accuracy = [f"{rows.loc[('path', 1), column]:.3f}" for column in extra]
         alarms = _short(rows.loc[("path", 1), "false_alarm_rate"], 2)
@@ -180,19 +181,19 @@ def markdown(board: pd.DataFrame, tied: set[tuple[str, int]] = frozenset()) -> s
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for technique in order(board):
         rows = board[board["technique"] == technique].set_index(["protocol", "level"])
-        cells = [technique, *(_path_cell(rows, n, (technique, n) in tied) for n in levels)]
+        cells = [technique, *(_path_cell(rows, n, "≈" if (technique, n) in tied else "") for n in levels)]
         cells += [_paper_cell(rows, n) for n in levels]
         cells.append(_short(rows.loc[("path", 1), "false_alarm_rate"]))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _path_cell(rows: pd.DataFrame, level: int, tied: bool) -> str:
+def _path_cell(rows: pd.DataFrame, level: int, mark: str) -> str:
     if ("path", level) not in rows.index:
         return "–"
     row = rows.loc[("path", level)]
     bounds = f" {_short(row['low'], 2)}–{_short(row['high'], 2)}" if np.isfinite(row["low"]) else ""
-    return _short(row["f1"]) + bounds + ("≈" if tied else " ")
+    return _short(row["f1"]) + bounds + mark
 
 
 def _paper_cell(rows: pd.DataFrame, level: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from experiments.engine.cells import ROOT, code_revision
 from features.bench import Bench
+from features.files import write_text
 
 PACKAGES = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "torch", "optuna", "shap", "mlflow")
 
@@ -44,6 +45,14 @@ def manifest(benches: list[Bench], fingerprints: list[str], **settings) -> dict:
     }
 
 
-def dumps(value: dict) -> str:
-    """Stable JSON text."""
+def keep(record: dict, path: Path, root: Path) -> None:
+    """Write a manifest as `path`, and all manifests below `root`, by their path there, as `root/manifest.json`."""
+    write_text(path, _dumps(record))
+    names = sorted(p.relative_to(root) for p in root.rglob("*.json") if p.parent != root)
+    visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    records = {str(name): json.loads((root / name).read_text()) for name in visible}
+    write_text(root / "manifest.json", _dumps({name: r for name, r in records.items() if "benches" in r}))
+
+
+def _dumps(value: dict) -> str:
     return json.dumps(value, indent=1, sort_keys=True, default=str) + "\n"
