@@ -20,6 +20,7 @@ from rich.table import Table
 from experiments.compare import SplitRule
 from experiments.engine.ablation import VARIANTS, ablation_markdown, ablation_table, judged_draws, variant_cells
 from experiments.engine.command import Arch, one_line_errors, sources, terminal
+from experiments.engine.leaderboard import title_of
 from experiments.engine.manifest import keep, manifest
 from experiments.engine.parallel import run_cells
 from experiments.engine.protocol import outer_folds
@@ -67,7 +68,7 @@ def ablate(
         settings = {"variants": names, "draws": draws, "folds": folds, "split": split.value, "seed": seed}
         record = manifest([loaded], [data_fingerprint(loaded)], **settings)
         keep(record, folder / f"{loaded.arch}.json", results)
-        _show(table, f"{loaded.name} ({loaded.arch})", console)
+        _show(table, title_of(loaded), console)
     for message in failed:
         console.print(f"[red]failed:[/red] {message}")
     written = sorted((results / name).glob("*coder.csv"))

@@ -88,7 +88,7 @@ def _compare_one(
     """One bench: run, report, keep. Gives the failures."""
     bench = source.load()
     outer_folds(bench, folds, split, seed)  # refuse a bad split before any work
-    title = f"{bench.name}{f' ({bench.arch})' if bench.arch else ''}"
+    title = board_of.title_of(bench)
     console.print(
         f"\n[bold]{title}[/bold]: {len(bench)} runs, {bench.X.shape[1]} columns, {bench.pair.nunique()} pairs"
     )

@@ -34,6 +34,7 @@ from experiments.engine.explain_cells import ExplainCell, explain_cell
 from experiments.engine.explain_tables import Collected, collect
 from experiments.engine.explain_tracking import track_explanations
 from experiments.engine.explanations import GROUP_SHAPLEY, PROTOTYPE_WEIGHT, Settings
+from experiments.engine.leaderboard import title_of
 from experiments.engine.manifest import keep, manifest
 from experiments.engine.protocol import outer_folds
 from experiments.engine.source import data_fingerprint
@@ -86,7 +87,7 @@ def _explain_one(source, keys, folds, seed, settings, run, workers, results, nam
     if run is not None and run not in bench.runs:
         raise BenchError(f"bench {bench.name!r} has no run {run!r}")
     outer_folds(bench, folds, "grouped", seed)  # refuse a bad split before any work
-    console.print(f"\n[bold]{bench.name} ({bench.arch})[/bold]: {int(bench.faulty.sum())} faulty runs of {len(bench)}")
+    console.print(f"\n[bold]{title_of(bench)}[/bold]: {int(bench.faulty.sum())} faulty runs of {len(bench)}")
     keys = [key for key in keys if _supported(key, bench, console)]
     cells = [
         ExplainCell(Cell(source, key, fold, folds, "grouped", seed), settings) for fold in range(folds) for key in keys

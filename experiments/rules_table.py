@@ -22,6 +22,7 @@ from sklearn.base import clone
 from baselines.rules import RuleTechnique
 from baselines.technique import technique as make_technique
 from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
+from experiments.engine.leaderboard import title_of
 from experiments.engine.manifest import keep, manifest
 from experiments.engine.protocol import outer_folds
 from experiments.engine.source import data_fingerprint
@@ -49,7 +50,7 @@ def rules_table(
         runs = source.load()
         techniques = _techniques(technique, runs, console)
         table = count_firings(runs, techniques, folds)
-        title = runs.name if runs.arch is None or runs.arch in runs.name else f"{runs.name}-{runs.arch}"
+        title = title_of(runs, "{}-{}")
         _print(table, title, console)
         write_text(results / f"{title}.csv", table.to_csv(index=False, float_format="%.6g"))
         write_text(results / f"{title}.md", to_markdown(table, title))

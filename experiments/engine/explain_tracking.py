@@ -10,6 +10,7 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from experiments.engine.leaderboard import title_of
 from experiments.engine.tracking import tracking_uri
 from features.bench import Bench
 
@@ -17,7 +18,7 @@ from features.bench import Bench
 def track_explanations(bench: Bench, folder: Path, agreement: pd.DataFrame, record: dict, name: str) -> str:
     """Log tables and figures as artifacts, and hit@1 and hit@3 of every explanation as metrics; gives the run's id."""
     client = MlflowClient(tracking_uri())
-    title = f"{bench.name} ({bench.arch})"
+    title = title_of(bench)
     experiment = client.get_experiment_by_name(title)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(title)
     comparison = client.search_runs(

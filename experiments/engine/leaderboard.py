@@ -64,6 +64,11 @@ class Judged:
         return {}
 
 
+def title_of(bench: Bench, pattern: str = "{} ({})") -> str:
+    """The bench's name, with its architecture where the name doesn't say it."""
+    return bench.name if bench.arch is None or bench.arch in bench.name else pattern.format(bench.name, bench.arch)
+
+
 def leaderboard(judged: list[Judged], n_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
     """One row per technique × protocol × level: pooled F1, precision, recall, interval, mean and sd over folds."""
     rows = []

@@ -59,25 +59,26 @@ def critical_difference_figure(matrix: pd.DataFrame, title: str, path: Path) -> 
     ranks = average_ranks(matrix)
     width = critical_difference(len(ranks), len(matrix), ALPHA)
     names, values = list(ranks.index), ranks.to_numpy()
-    half = (len(names) + 1) // 2
+    half, bars = (len(names) + 1) // 2, _cliques(values, width)
+    top = 0.7 + 0.3 * len(bars)
     with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "transformer-fault-bench"}):
-        figure = Figure(figsize=(8, 1.6 + 0.24 * half), layout="constrained")
+        figure = Figure(figsize=(8, 1.2 + 0.24 * (half + top)), layout="constrained")
         axes = figure.subplots()
-        margin = 0.3 * len(names)
-        axes.set(xlim=(1 - margin, len(names) + margin), ylim=(-half - 0.5, 2.2), title=title, yticks=[])
+        margin = 0.4 * len(names)
+        axes.set(xlim=(1 - margin, len(names) + margin), ylim=(-half - 0.5, top), title=title, yticks=[])
         axes.spines[["left", "right", "bottom"]].set_visible(False)
         axes.xaxis.tick_top()
-        axes.set_xticks(range(1, len(names) + 1))
+        axes.set_xticks(range(1, len(names) + 1, 1 + len(names) // 16))
         axes.spines["top"].set_bounds(1, len(names))
         for i, (name, value) in enumerate(zip(names, values, strict=True)):
             left = i < half
             depth = -(i + 1) if left else -(len(names) - i)
             edge = 1 - margin if left else len(names) + margin
-            axes.plot([value, value, edge], [1.9, depth, depth], color="0.3", linewidth=0.8, clip_on=False)
+            axes.plot([value, value, edge], [top, depth, depth], color="0.3", linewidth=0.8, clip_on=False)
             label = f"{name} {value:.1f}" if left else f"{value:.1f} {name}"
             axes.text(edge, depth + 0.08, label, ha="left" if left else "right", va="bottom", fontsize=8)
-        for row, (start, stop) in enumerate(_cliques(values, width)):
-            height = 1.5 - 0.28 * row
+        for row, (start, stop) in enumerate(bars):
+            height = top - 0.3 * (row + 1)
             axes.plot([values[start] - 0.08, values[stop] + 0.08], [height, height], color="black", linewidth=3)
         axes.set_xlabel(f"mean rank over {len(matrix)} pairs (1 = best); bars: within {width:.2f} (Nemenyi, 5 %)")
         with replacing(path) as temporary:

@@ -20,7 +20,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from experiments.engine.leaderboard import Judged, class_table, fold_scores, markdown, order
+from experiments.engine.leaderboard import Judged, class_table, fold_scores, markdown, order, title_of
 from experiments.engine.notes import comparison_note, confusion_page, technique_note
 from experiments.engine.scoring import PROTOCOLS
 from features.bench import Bench
@@ -142,7 +142,7 @@ def _write_artifacts(entry: Judged, levels: list[int], folder: Path) -> None:
 
 
 def _experiment(client: MlflowClient, bench: Bench) -> str:
-    name = f"{bench.name} ({bench.arch})" if bench.arch else bench.name
+    name = title_of(bench)
     found = client.get_experiment_by_name(name)
     # The kind makes MLflow open the experiment in its "Model training" view.
     tags = {"mlflow.experimentKind": "custom_model_development"}
@@ -167,7 +167,7 @@ def _best_metrics(board: pd.DataFrame) -> dict[str, float]:
 def _dataset(bench: Bench, fingerprint: str) -> DatasetInput:
     profile = {"num_rows": len(bench), "num_columns": bench.X.shape[1], "faulty": int(bench.faulty.sum())}
     dataset = Dataset(
-        name=f"{bench.name}-{bench.arch or 'table'}",
+        name=title_of(bench, "{}-{}"),
         digest=fingerprint[:36],
         source_type="local",
         source=json.dumps({"bench": bench.name}),

@@ -23,13 +23,6 @@ def compare(folder, *arguments, **environment):
     )
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """Every result that must repeat: not the costs, not the manifest, not the kept cells."""
-    root = folder / "results"
-    kept = (p for p in sorted(root.rglob("*")) if p.is_file() and ".runs" not in p.parts)
-    return {str(p.relative_to(root)): p.read_bytes() for p in kept if p.name not in ("costs.csv", "manifest.json")}
-
-
 @pytest.fixture(scope="module")
 def bench_file(tmp_path_factory, toy_maker):
     return toy_maker(n_pairs=5, per_pair=16, n_causes=4).save(tmp_path_factory.mktemp("bench") / "toy.parquet")
@@ -65,10 +58,10 @@ def test_writes_tables_verdicts_and_manifest(finished):
     assert record["settings"]["seed"] == 0
 
 
-def test_two_workers_give_the_same_bytes(finished, bench_file, tmp_path):
+def test_two_workers_give_the_same_bytes(finished, bench_file, tmp_path, repeatable):
     done = compare(tmp_path, "--bench", bench_file, *TECHNIQUES, "--workers", "2", "--name", "first", "--no-mlflow")
     assert done.returncode == 0, done.stderr
-    assert files(tmp_path) == files(finished[0])
+    assert repeatable(tmp_path) == repeatable(finished[0])
 
 
 def test_mlflow_shows_comparison_techniques_and_folds(finished):

@@ -21,14 +21,8 @@ def command(folder, bench):
     ]
 
 
-def repeatable(folder: Path) -> dict[str, bytes]:
-    root = folder / "results"
-    kept = (p for p in sorted(root.rglob("*")) if p.is_file() and ".runs" not in p.parts)
-    return {str(p.relative_to(root)): p.read_bytes() for p in kept if p.name not in ("costs.csv", "manifest.json")}
-
-
 @pytest.mark.slow
-def test_killed_and_resumed_equals_uninterrupted(tmp_path, toy_maker):
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, toy_maker, repeatable):
     bench = toy_maker(n_pairs=4, per_pair=12, n_causes=3).save(tmp_path / "toy.parquet")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir(), killed.mkdir()
