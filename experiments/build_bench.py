@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.engine.command import one_line_errors
+from experiments.engine.parallel import cluster
 from features.bench import EMBEDDED, BenchError, write_parquet
 from features.build.campaign import Campaign
 from features.build.card import card
@@ -73,7 +74,9 @@ def build(
     campaign = Campaign(
         Store(store), chosen, workers, profile.value, deadline=time.time() if assemble_only else deadline
     )
-    with _cluster(scheduler, campaign), _shown(console, campaign):
+    with cluster(scheduler) as client, _shown(console, campaign):
+        if client is not None:
+            _use(client, scheduler, campaign)
         campaign.run(rounds)
     write_parquet(attempts(campaign), out / "attempts.parquet", index=False)
     for arch in ARCHITECTURES:
@@ -117,22 +120,13 @@ def _card(out: Path) -> None:
     write_text(out / "README.md", card(out, figures))
 
 
-@contextmanager
-def _cluster(scheduler: str | None, campaign: Campaign):
-    if scheduler is None:
-        yield
-        return
-    try:
-        from distributed import Client
-    except ImportError:
-        raise BenchError("--scheduler needs dask.distributed: pip install 'transformer-fault-bench[cluster]'") from None
-    with Client(scheduler) as client, joblib.parallel_config(backend="dask", wait_for_workers_timeout=60):
-        threads = client.nthreads()
-        # Runs draw from torch's generator, which threads of one process would share.
-        if any(n > 1 for n in threads.values()):
-            raise BenchError(f"{scheduler}: a worker has more than one thread; start them with --nthreads 1")
-        campaign.workers = max(1, len(threads))
-        yield
+def _use(client, scheduler: str, campaign: Campaign) -> None:
+    """Let the campaign run on this cluster, one run at a time per worker."""
+    threads = client.nthreads()
+    # Runs draw from torch's generator, which threads of one process would share.
+    if any(n > 1 for n in threads.values()):
+        raise BenchError(f"{scheduler}: a worker has more than one thread; start them with --nthreads 1")
+    campaign.workers = max(1, len(threads))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,7 @@ from experiments.engine.explain_tracking import track_explanations
 from experiments.engine.explanations import GROUP_SHAPLEY, PROTOTYPE_WEIGHT, Settings
 from experiments.engine.leaderboard import title_of
 from experiments.engine.manifest import keep, manifest
+from experiments.engine.parallel import side_by_side
 from experiments.engine.protocol import outer_folds
 from experiments.engine.source import data_fingerprint
 from experiments.engine.verdict_sheet import VerdictSheet, assemble, draw, sheet_groups, to_html, to_rich
@@ -200,11 +202,7 @@ def kept_sheet(found: Collected, run: str) -> VerdictSheet:
 
 def _run(cells: list[ExplainCell], store: Path, workers: int, console: Console) -> list[str | None]:
     missing = [cell for cell in cells if not cell.folder(store).exists()]
-    if workers == 1:
-        work = (explain_cell(cell, store) for cell in missing)
-    else:
-        parallel = joblib.Parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")
-        work = parallel(joblib.delayed(explain_cell)(cell, store) for cell in missing)
+    work = side_by_side(partial(explain_cell, store=store), missing, workers)
     return list(track(work, "explaining", total=len(missing), console=console, transient=True))
 
 

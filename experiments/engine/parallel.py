@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import joblib
@@ -11,45 +13,60 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.engine.cells import Cell, CellResult, run_cell
+from features.bench import BenchError
 
 
 def run_cells(
     cells: list[Cell], store: Path, workers: int, console: Console, scheduler: str | None = None
 ) -> list[CellResult]:
-    """Run all cells, each in one thread of one process, and give the results in the order of `cells`.
+    """Run the cells that the store doesn't hold, and give the results of all in the order of `cells`.
 
-    Cells of one fold are neighbours, so that a worker's cached bench and preparation serve several of them.
+    Cells of one fold are neighbours, so that a worker's cached bench serves several of them.
     """
     store.mkdir(parents=True, exist_ok=True)
-    results: dict[Cell, CellResult] = {}
-    with _progress(console) as progress, _backend(scheduler, workers) as parallel:
-        task = progress.add_task("", total=len(cells))
-        for result in _stream(cells, store, workers, parallel):
+    kept = {cell for cell in cells if cell.folder(store).exists()}
+    results = {cell: run_cell(cell, store) for cell in kept}
+    work = partial(run_cell, store=store)
+    with _progress(console) as progress, cluster(scheduler) as client:
+        task = progress.add_task("", total=len(cells), completed=len(kept))
+        if client is not None:
+            workers = sum(client.nthreads().values())
+        for result in side_by_side(work, [c for c in cells if c not in kept], workers, client is not None):
             results[result.cell] = result
             progress.update(task, advance=1, description=f"{result.cell.technique}, fold {result.cell.fold}")
     return [results[cell] for cell in cells]
 
 
-def _stream(cells, store, workers, parallel) -> Iterator[CellResult]:
-    if workers == 1 and parallel is None:
-        yield from (run_cell(cell, store) for cell in cells)
+def side_by_side(work: Callable, items: list, workers: int, remote: bool = False) -> Iterator:
+    """`work(item)` for every item, as it is done: here where one worker is asked for, otherwise over processes.
+
+    `remote` says that a cluster is set up by `cluster`, which then does the work whatever their number.
+    """
+    if workers == 1 and not remote:
+        yield from map(work, items)
         return
-    parallel = parallel or joblib.Parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")
-    yield from parallel(joblib.delayed(run_cell)(cell, store) for cell in cells)
+    parallel = joblib.Parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")
+    with warnings.catch_warnings():
+        # loky replaces a worker whose memory grew; the work it was to do goes to its successor.
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
+        yield from parallel(joblib.delayed(work)(item) for item in items)
 
 
 @contextmanager
-def _backend(scheduler: str | None, workers: int):
+def cluster(scheduler: str | None) -> Iterator:
+    """A client of the dask cluster at this address, to which joblib sends its work; None where there is no address.
+
+    Raises BenchError if dask.distributed isn't installed.
+    """
     if scheduler is None:
         yield None
         return
     try:
         from distributed import Client
     except ImportError:
-        raise SystemExit("--scheduler needs dask.distributed: pip install 'transformer-fault-bench[cluster]'") from None
+        raise BenchError("--scheduler needs dask.distributed: pip install 'transformer-fault-bench[cluster]'") from None
     with Client(scheduler) as client, joblib.parallel_config(backend="dask", wait_for_workers_timeout=60):
-        n_jobs = sum(client.nthreads().values())
-        yield joblib.Parallel(n_jobs=n_jobs, batch_size=1, return_as="generator_unordered")
+        yield client
 
 
 def _progress(console: Console) -> Progress:
