@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.engine.leaderboard import Judged
+from experiments.engine.scoring import score
 from experiments.engine.statistics import average_ranks, critical_difference, pair_matrix, paired_tests
 from features.files import replacing
 
@@ -29,7 +30,7 @@ def level_matrix(judged: list[Judged], level: int) -> pd.DataFrame:
 def comparisons(judged: list[Judged], seed: int = 0) -> pd.DataFrame:
     """One row per level × reference × technique: difference in `path` F1, p, Holm's p, effect size, mean rank.
 
-    References are the technique with the best mean over pairs and, where it took part, DEFault++.
+    References are the technique with the best pooled F1, as the leaderboard ranks, and, where it took part, DEFault++.
     """
     parts = []
     for level in (1, 2, 3):
@@ -37,7 +38,7 @@ def comparisons(judged: list[Judged], seed: int = 0) -> pd.DataFrame:
         if matrix.shape[1] < 2 or len(matrix) < 2:
             continue
         ranks = average_ranks(matrix)
-        best = matrix.mean().idxmax()
+        best = max((e for e in judged if e.name in matrix), key=lambda e: score(e.confusion(level, "path"))["f1"]).name
         for role, reference in {"best": best, "DEFault++": "DEFault++"}.items():
             if reference not in matrix:
                 continue
