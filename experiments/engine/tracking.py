@@ -2,9 +2,9 @@
 
 One experiment per bench and architecture. In it a parent run per comparison, a child per technique (what one
 compares), a grandchild per outer fold. Verdicts, confusion matrices and class tables are artifacts of the technique's
-run; the bench is its dataset. What one compares stands in the first section of MLflow's charts (`L1_path_f1` and so
-on); what one looks up has a prefix (`detail/`, `paper/`, `cost/`). SQLite by default, any store by
-MLFLOW_TRACKING_URI.
+run; the bench is its dataset. What one compares has a plain name (`L1_path_f1` and so on); what one looks up has a
+prefix (`detail/`, `paper/`, `cost/`), which MLflow's charts show as sections of their own. SQLite by default, any
+store by MLFLOW_TRACKING_URI.
 """
 
 from __future__ import annotations
