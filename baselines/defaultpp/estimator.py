@@ -7,7 +7,6 @@ bench to a trained model in `fitting`, its verdicts in `diagnoser`.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +19,7 @@ from baselines.defaultpp.fitting import fit_diagnoser
 from baselines.technique import Technique, Verdicts
 from features.bench import Bench, BenchError
 from features.routing import route
+from features.threads import torch_threads
 
 
 class DefaultPlusPlus(Technique):
@@ -175,7 +175,7 @@ class DefaultPlusPlus(Technique):
         else:
             if bench.faulty.nunique() < 2:
                 raise BenchError(f"bench {bench.name!r}: {self.name} needs healthy and faulty runs to learn from")
-            with self._threads():
+            with torch_threads(self.threads):
                 fitted = fit_diagnoser(bench, self, _device(self.device))
             self.diagnoser_, self.history_, self.notes_ = fitted.diagnoser, fitted.history, fitted.notes
         self.fitted_on_ = bench.fingerprint()
@@ -184,12 +184,12 @@ class DefaultPlusPlus(Technique):
     def predict(self, bench: Bench) -> Verdicts:
         """One verdict a run: probability of a fault, category, nearest root cause in it, groups that speak for it."""
         self._refuse_seen(bench)
-        with self._threads():
+        with torch_threads(self.threads):
             return self.diagnoser_.judge(bench.X).verdicts()
 
     def explain(self, bench: Bench) -> pd.DataFrame:
         """Δ_g and w_g of every group for every run; see `Judgement.explanation`."""
-        with self._threads():
+        with torch_threads(self.threads):
             return self.diagnoser_.judge(bench.X).explanation()
 
     def margins(self, bench: Bench) -> pd.Series:
@@ -203,7 +203,7 @@ class DefaultPlusPlus(Technique):
         """
         if not isinstance(self.diagnoser_, Diagnoser):
             raise BenchError(f"{self.name}: the pieces of that model are no feature groups, so none can be deleted")
-        with self._threads():
+        with torch_threads(self.threads):
             return self.diagnoser_.deletion_margins(bench.X, deleted, at)
 
     def search_space(self, trial) -> dict:
@@ -229,15 +229,6 @@ class DefaultPlusPlus(Technique):
                 f"{self.weights}: this model has learned from runs of {seen[0]!r} ({len(seen)} such pairs here), so "
                 "its verdicts on them say nothing; give a folder with one checkpoint per fold"
             )
-
-    @contextmanager
-    def _threads(self):
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def _device(name: str) -> torch.device:

@@ -21,6 +21,7 @@ from features.build.validation import validate
 from features.build.variants import BASE_SETTING, Setting
 from features.inject import Fault, InjectionError, inject
 from features.measure import Recorder
+from features.threads import torch_threads
 
 WEIGHT_DECAY = 0.01
 CLIP_NORM = 1.0
@@ -66,10 +67,12 @@ class Run:
     seconds: float
 
 
+@torch_threads(1)
 def fine_tune(configuration: Configuration, seed: int) -> Run:
-    """Fine-tune once and measure. The same arguments give the same vector in every process, machine columns apart.
+    """Fine-tune once, on one thread, and measure.
 
-    Raises InvalidRun with the reason if the run crashed or its losses were not finite.
+    The same arguments give the same vector in every process, machine columns apart. Raises InvalidRun with the
+    reason if the run crashed or its losses were not finite.
     """
     started = time.process_time()
     setting, sizes, chosen = configuration.setting, profile(configuration.profile), task(configuration.task)
