@@ -1,31 +1,37 @@
 """The campaign: clean settings first, then rounds of mutants with as many clean settings as mutants were killed.
 
 Phase 1 runs each pair's base and its first clean settings. Phase 2 runs rounds: one mutant per category and pair, then
-further clean settings for each pair that has more killed mutants than correct rows. Every finished configuration is a
-file that a later start reads instead of running it again, so the campaign may be killed at any point.
+further clean settings for each pair that has more killed mutants than correct rows. A category rests once `ENOUGH` of
+its mutants have been killed in its architecture, so that time goes to those that are hard to kill. Every finished
+configuration is a file that a later start reads instead of running it again, so the campaign may be killed at any
+point.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from joblib import Parallel, delayed
 
 from features.build.families import Family
-from features.build.outcome import Outcome, Store, run_configuration, verdict
+from features.build.outcome import Outcome, Store, identifier, run_configuration, verdict
 from features.build.run import Configuration
 from features.build.sampling import pairs, rounds
 from features.build.variants import setting
 from features.inject import Fault
+from features.taxonomy import ARCHITECTURES, Architecture
 
 FIRST_SETTINGS = 4
 """Clean settings (the base included) that each pair runs first; mutants are run under the accepted ones of them."""
 MOST_SETTINGS = 60
 PORTION = 96
 """So many mutants are run before correct rows catch up with the killed ones."""
+ENOUGH = 36
+"""Killed mutants of a category, per architecture, after which no further round runs it."""
 
 
 def clean(family: Family, task_name: str, number: int, profile: str = "embedded") -> Configuration:
@@ -56,6 +62,7 @@ class Campaign:
     clean: dict[str, dict[int, Outcome]] = field(default_factory=dict)
     mutants: dict[str, list[Outcome]] = field(default_factory=dict)
     killed_so_far: int = 0
+    _known: set[str] = field(default_factory=set)
 
     def run(self, max_rounds: int | None = None) -> Campaign:
         """Run, or go on, until the rounds are used up or the deadline (as of `time.time()`) has passed.
@@ -64,11 +71,9 @@ class Campaign:
         that is all that happens.
         """
         self._run([(clean(*pair, n, self.profile), None) for n in range(FIRST_SETTINGS) for pair in self.chosen])
-        plans = [rounds(*pair) for pair in self.chosen]
-        for number, of_round in enumerate(zip_longest(*plans, fillvalue={})):
-            if max_rounds is not None and number >= max_rounds:
-                break
-            planned = list(self._round(number, of_round))
+        plans = [rounds(*pair, laps=FIRST_SETTINGS) for pair in self.chosen]
+        for of_round in islice(zip_longest(*plans, fillvalue={}), max_rounds):
+            planned = [p for p in self._round(of_round) if identifier(p[0]) not in self._known]
             for start in range(0, len(planned), PORTION):
                 known = len(self)
                 self._run(planned[start : start + PORTION])
@@ -105,8 +110,22 @@ class Campaign:
         """The pair's killed mutants."""
         return [o for o in self.mutants.get(pair, []) if self.is_killed(o)]
 
-    def _round(self, number: int, of_round: tuple[dict[str, Fault], ...]) -> Iterator[tuple]:
-        by_pair = [list(faults.values()) for faults in of_round]
+    def resting(self, arch: Architecture) -> set[str]:
+        """The categories of which enough mutants have been killed."""
+        killed = Counter(
+            o.configuration.fault.category
+            for of_pair in self.mutants.values()
+            for o in of_pair
+            if o.configuration.arch == arch and self.is_killed(o)
+        )
+        return {category for category, count in killed.items() if count >= ENOUGH}
+
+    def _round(self, of_round: tuple[dict[str, tuple[Fault, int]], ...]) -> Iterator[tuple]:
+        resting = {arch: self.resting(arch) for arch in ARCHITECTURES}
+        by_pair = [
+            [due for category, due in of_pair.items() if category not in resting[family.arch]]
+            for (family, _), of_pair in zip(self.chosen, of_round, strict=True)
+        ]
         usable_of = {
             f"{family.name}/{task_name}": [
                 o
@@ -115,11 +134,12 @@ class Campaign:
             ]
             for family, task_name in self.chosen
         }
-        for turn, faults in enumerate(zip_longest(*by_pair)):
-            for (family, task_name), fault in zip(self.chosen, faults, strict=True):
+        for of_turn in zip_longest(*by_pair):
+            for (family, task_name), due in zip(self.chosen, of_turn, strict=True):
                 usable = usable_of[f"{family.name}/{task_name}"]
-                if fault is not None and usable:
-                    reference = usable[(number + turn) % len(usable)]
+                if due is not None and usable:
+                    fault, number = due
+                    reference = usable[number % len(usable)]
                     yield mutant(reference.configuration, fault), reference.qualities
 
     def _missing_clean(self) -> Iterator[tuple]:
@@ -155,6 +175,7 @@ class Campaign:
 
     def _take(self, outcome: Outcome) -> None:
         configuration = outcome.configuration
+        self._known.add(outcome.id)
         if configuration.fault is None:
             self.clean.setdefault(configuration.pair, {})[configuration.setting.number] = outcome
         else:

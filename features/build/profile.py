@@ -40,6 +40,10 @@ class Profile:
         """The peak learning rate of the base setting."""
         return self.learning_rate or task.learning_rate
 
+    def body_rate(self, task: Task) -> float:
+        """The pretrained body's share of the learning rate; 1 where the profile has one rate for all tasks."""
+        return task.body_rate if self.learning_rate is None else 1.0
+
 
 def _embedded_examples(family: Family, task: Task, split: str, count: int) -> Examples:
     return examples(task, split, count, family.name == "bert")

@@ -1,7 +1,7 @@
 """Which mutants are run, and in which order: evenly over root causes, operators, values and layers.
 
-Every list is drawn by a fixed seed and prefixes of it are balanced, so a campaign that stops anywhere leaves a
-balanced bench.
+Every list is drawn by a fixed seed and prefixes of it are balanced, so a campaign that stops anywhere leaves mutants
+that are even over the root causes of each category.
 """
 
 from __future__ import annotations
@@ -63,8 +63,14 @@ def _take_turns(queues: list[list]) -> list:
     return [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
 
 
-def rounds(family: Family, task_name: str) -> Iterator[dict[str, Fault]]:
-    """Round after round, the next mutant of every category of the pair; categories that are used up drop out."""
+def rounds(family: Family, task_name: str, laps: int = 1) -> Iterator[dict[str, tuple[Fault, int]]]:
+    """Round after round, the next mutant of every category of the pair, and the number of the setting it is due for.
+
+    A category whose mutants are used up starts again, with every mutant's next setting, `laps` times in all.
+    """
     waiting = {category: mutants(family, task_name, category) for category in categories(family.arch)}
-    for number in range(max(map(len, waiting.values()))):
-        yield {category: faults[number] for category, faults in waiting.items() if number < len(faults)}
+    for number in range(laps * max(map(len, waiting.values()))):
+        due = {category: divmod(number, len(faults)) for category, faults in waiting.items() if faults}
+        yield {
+            category: (waiting[category][place], place + lap) for category, (lap, place) in due.items() if lap < laps
+        }

@@ -12,7 +12,7 @@ from features.measure.capture import LayerTrace, Trace, attention_of
 from features.measure.discover import Anatomy
 from features.taxonomy import Architecture
 
-EXAMPLES = 8
+EXAMPLES = 4
 """Attention maps are read from the first so many examples of a batch."""
 RANK_EXAMPLES = 2
 """The effective rank, cubic in the sequence length, is read from the first so many examples."""

@@ -22,7 +22,7 @@ from features.measure.report import UNSEEN, Report, attention_source
 from features.schema import metrics
 from features.taxonomy import Architecture
 
-PROBE_EVERY = 16
+PROBE_EVERY = 32
 """Probe forwards run at the first measured step of an epoch and at every so manieth after it."""
 PROBE_ROWS = 8
 """So many rows of the first training batch make the probe batch where none is given."""

@@ -39,8 +39,19 @@ def test_a_prefix_meets_every_root_cause_before_any_a_second_time():
 
 
 def test_first_round_over_all_pairs_starts_at_different_root_causes():
-    firsts = Counter(next(rounds(f, t))["ffn"].root_cause for f, t in pairs())
+    firsts = Counter(next(rounds(f, t))["ffn"][0].root_cause for f, t in pairs())
     assert len(firsts) >= 4
+
+
+def test_a_category_that_is_used_up_starts_again_under_other_settings():
+    chosen = family("gpt2")
+    due = [of_round["variant"] for of_round in rounds(chosen, "some task", laps=3) if "variant" in of_round]
+    count = len(mutants(chosen, "some task", "variant"))
+    assert len(due) == 3 * count
+    assert [fault for fault, _ in due] == 3 * mutants(chosen, "some task", "variant")
+    assert len(set(due)) == len(due)
+    settings = [{number for fault, number in due if fault == m} for m in mutants(chosen, "some task", "variant")]
+    assert all(len(numbers) == 3 for numbers in settings)
 
 
 def test_settings_stay_in_their_ranges_and_repeat():

@@ -33,6 +33,7 @@ TASK = Task(
     draw=draw,
     length=19,
     learning_rate=1.5e-3,
+    body_rate=0.3,
     needs={
         "padding": "up to four words of politeness end the second sentence, padding follows",
         "position": "each word is compared with the word at the same place of the other sentence",

@@ -31,6 +31,7 @@ TASK = Task(
     draw=draw,
     length=17,
     learning_rate=1.5e-3,
+    body_rate=0.3,
     needs={
         "padding": "lengths vary by a factor of two, and a match is a share of attention that padding takes away",
         "position": "little: which of the two sentences a word stands in",

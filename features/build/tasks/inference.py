@@ -31,6 +31,7 @@ TASK = Task(
     draw=draw,
     length=16,
     learning_rate=1.5e-3,
+    body_rate=0.3,
     needs={
         "padding": "little: the question's words are searched for, padding matches none",
         "position": "the words must stand next to each other in the question's order",

@@ -27,6 +27,7 @@ TASK = Task(
     draw=draw,
     length=17,
     learning_rate=1.5e-3,
+    body_rate=0.3,
     needs={
         "padding": "lengths vary, and words without a partner are counted against those with one",
         "position": "little: which of the two sentences a word stands in",

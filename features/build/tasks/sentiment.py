@@ -36,7 +36,8 @@ TASK = Task(
     paper="SST-2",
     draw=draw,
     length=20,
-    learning_rate=2e-3,
+    learning_rate=2.5e-3,
+    body_rate=0.6,
     needs={
         "padding": "polar words are counted over the whole sentence, so attended padding dilutes the count",
         "position": "a negator acts on the word right after it",

@@ -32,8 +32,8 @@ class Task:
 
     `paper` names the data set of the manuscript whose shape it has. `needs` maps each of "padding", "position",
     "word order" and "long range" to one sentence. `length` bounds the tokens of a batch, `examples` is the size of
-    the training pool, `learning_rate` the peak rate of the base setting; `scored` says which tokens of a decoder task
-    count in its perplexity.
+    the training pool, `learning_rate` the peak rate of the base setting and `body_rate` the pretrained body's share of
+    it; `scored` says which tokens of a decoder task count in its perplexity.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Task:
     length: int
     examples: int = 384
     learning_rate: float = 1e-3
+    body_rate: float = 1.0
     scored: Literal["all", "last"] = "all"
 
 
