@@ -9,12 +9,16 @@ from pathlib import Path
 import pandas as pd
 
 from features.bench import Bench
+from features.build.campaign import ENOUGH
 from features.build.families import FAMILIES, HEADS, INNER, WIDTH
 from features.build.leaks import SUSPICIOUS_AUC, column_auc, detection_f1, stump_accuracy, without_machine
 from features.build.profile import profile
 from features.build.tasks import tasks
 from features.build.variants import BATCH_SIZES, LEARNING_RATE_RANGE, SEEDS, WARMUP_RANGE
 from features.taxonomy import ARCHITECTURES, CORRECT, categories, root_causes
+
+CHANCE = 0.5 ** len(SEEDS)
+"""The chance that a run without effect is worse in all seeds."""
 
 _VERSIONED = ("torch", "transformers", "numpy", "pandas", "scikit-learn", "lightgbm")
 
@@ -65,6 +69,7 @@ def _how(attempts: pd.DataFrame) -> str:
     sizes = profile("embedded")
     hours = attempts["seconds"].sum() / 3600
     runs = int(attempts["runs"].sum())
+    bodies = " or ".join(f"{rate:g}" for rate in sorted({t.body_rate for t in tasks("encoder")}))
     families = ", ".join(f"{f.name} ({f.layers} layers)" for f in FAMILIES)
     versions = ", ".join(f"{name} {version(name)}" for name in _VERSIONED)
     return f"""## How it was made
@@ -72,7 +77,8 @@ def _how(attempts: pd.DataFrame) -> str:
 * **Families**: {families}; width {WIDTH}, {HEADS} heads, FFN {INNER}; GPT-Neo alternates global and local attention.
   Each starts from its base, pretrained on its tasks' streams: masked language modelling with a tag for each word and at
   [CLS], or causal language modelling.
-* **Run**: {sizes.epochs} epochs of {sizes.steps_per_epoch} steps, AdamW with warm-up and linear decay; measured at
+* **Run**: {sizes.epochs} epochs of {sizes.steps_per_epoch} steps, AdamW with warm-up and linear decay, an encoder's
+  pretrained body at {bodies} of the new head's learning rate; measured at
   every {sizes.measure_every}rd step; validated on {sizes.validation_size} examples after each epoch, decoders through
   the key/value cache.
 * **Kill test**: seeds {", ".join(map(str, SEEDS))}; mutant and clean twin share head, data order, dropout and batches.
@@ -86,9 +92,9 @@ def _how(attempts: pd.DataFrame) -> str:
   first accepted settings of their pair, each against the clean run of its own setting. Steps and epochs are the same
   in all.
 * **Sampling**: rounds of one mutant per category and pair; within a category root causes take turns, then operators,
-  then values and layers in seeded random order. The campaign may stop anywhere and is balanced there.
-* **Bases**: those of distilroberta and distilgpt2 were pretrained before the last change of their streams (of
-  `duplicate`, and of the number of steps: 2,500). A rebuilt base is as good, but not the same file.
+  then values and layers in seeded random order; a category that is used up starts again under other settings. Once
+  {ENOUGH} mutants of a category have been killed in an architecture it rests. So the categories' numbers are not
+  shares of anything; their mutation scores are, and so is the order of root causes within them.
 * **Cost**: {runs} runs, {hours:.2f} processor hours ({3600 * hours / max(runs, 1):.2f} s a run) on a shared two-core
   machine. {platform.python_implementation()} {platform.python_version()}, {versions}."""
 
@@ -101,16 +107,30 @@ def _counts(arch: str, bench: Bench, attempts: pd.DataFrame, paper: dict | None)
         killed, survived, discarded = (int(row.get(k, 0)) for k in ("killed", "survived", "discarded"))
         share = f"{100 * killed / (killed + survived):.0f} %" if killed + survived else ""
         published = (paper or {}).get("table2_killed_by_category", {}).get(category, [None, None])
-        lines.append([category, killed, survived, discarded, share, published[ARCHITECTURES.index(arch)] or ""])
+        by_chance = f"{(killed + survived) * CHANCE:.1f}"
+        lines.append(
+            [category, killed, survived, discarded, share, by_chance, published[ARCHITECTURES.index(arch)] or ""]
+        )
     total = mutants["outcome"].value_counts()
     killed, survived = int(total.get("killed", 0)), int(total.get("survived", 0))
     score = (paper or {}).get("overall_mutation_score_percent", {}).get(arch, "not at hand")
     text = (
         f"{int(bench.faulty.sum())} faulty, {int((~bench.faulty).sum())} correct rows; {bench.pair.nunique()} pairs; "
-        f"overall mutation score {100 * killed / max(killed + survived, 1):.1f} % (manuscript: {score} %)."
+        f"mutation score {_mean_score(table):.1f} % with every category weighted alike, "
+        f"{100 * killed / max(killed + survived, 1):.1f} % of all mutants run (manuscript: {score} %). "
+        f"Five seeds can't rule chance out: of mutants without any effect, 1 in {1 / CHANCE:.0f} is killed all the "
+        "same. Where the killed are not many more than that column says, read the category's faulty rows as partly "
+        "mislabelled."
     )
-    header = ["category", "killed", "survived", "discarded", "mutation score", "killed in the manuscript (Table 2)"]
+    header = ["category", "killed", "survived", "discarded", "mutation score", "killed by chance if none had an effect"]
+    header.append("killed in the manuscript (Table 2)")
     return f"### Counts\n\n{text}\n\n{_markdown(header, lines)}"
+
+
+def _mean_score(outcomes: pd.DataFrame) -> float:
+    """Mean over the categories that were run of the percentage killed."""
+    killed, survived = (outcomes.get(k, pd.Series(0, index=outcomes.index)) for k in ("killed", "survived"))
+    return float(100 * (killed / (killed + survived)).mean())
 
 
 def _pairs(attempts: pd.DataFrame) -> str:
