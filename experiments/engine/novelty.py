@@ -123,7 +123,12 @@ class Novelty:
             {"value": values, "threshold": limits, "percentile": percentiles, "outside": outside}, index=list(MEASURES)
         )
         return Kind(
-            table, bool(outside.any()), float(percentiles.max()), self.threshold, self._rows(away, nearest), self.typical
+            table,
+            bool(outside.any()),
+            float(percentiles.max()),
+            self.threshold,
+            self._rows(away, nearest),
+            self.typical,
         )
 
     def _rows(self, away: np.ndarray, count: int) -> pd.DataFrame:

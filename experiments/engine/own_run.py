@@ -177,7 +177,9 @@ def _checked_log(path: Path, table: pd.DataFrame, run: str | None) -> pd.DataFra
     values = numbers(table.reset_index(drop=True), ["epoch", "step", "layer"], path)
     for column in ("epoch", "step", "layer"):
         if values[column].isna().any() or (values[column] < -1).any():
-            raise BenchError(f"{path}: column {column!r} must hold whole numbers from -1 on, without gaps; write it anew")
+            raise BenchError(
+                f"{path}: column {column!r} must hold whole numbers from -1 on, without gaps; write it anew"
+            )
     value = table["value"]
     if value.dtype.kind not in "biuf":
         value = numbers(table.reset_index(drop=True), ["value"], path)["value"]
@@ -244,7 +246,9 @@ def _architecture(path: Path, seen: set[str], asked: Architecture | None, of_log
     if found is None and asked is None:
         raise BenchError(f"{path}: nothing says whether the model is an encoder or a decoder; give --arch")
     if found is not None and asked is not None and found != asked:
-        raise BenchError(f"{path}: was measured on {'an' if found == 'encoder' else 'a'} {found}; leave out --arch {asked}")
+        raise BenchError(
+            f"{path}: was measured on {'an' if found == 'encoder' else 'a'} {found}; leave out --arch {asked}"
+        )
     return found or asked
 
 

@@ -257,5 +257,3 @@ def _own_revision() -> str:
     for name in _OWN_CODE:
         digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()[:12]
-
-

@@ -9,22 +9,25 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Group as Stack
 from rich.table import Table
 
 from baselines.rules import RuleTechnique
 from baselines.technique import Technique
-from experiments.engine.explain_figures import SHADES, save, styled
-from experiments.engine.explanations import PROTOTYPE_DELTA, PROTOTYPE_WEIGHT, Settings, explain_runs
-from experiments.engine.margins import game_of, why_unexplained
 from features.bench import Bench, BenchError
 
+# Figures and explanations are imported where they are made: a sheet alone needs neither matplotlib nor torch.
+if TYPE_CHECKING:
+    from experiments.engine.explanations import Settings
+
 VERDICT_COLUMNS = ("technique", "faulty", "confidence_1", "category", "confidence_2", "root_cause", "confidence_3")
+COUNT_COLUMNS = ("alike", "hits_2", "hits_3")
+"""Optional columns of verdicts: "18 of 25", what the confidence of each level rests on."""
 RULE_COLUMNS = ("technique", "rule", "severity", "epoch", "layer", "observed", "threshold")
 SHOWN_PROTOTYPES = 5
 SHOWN_RULES = 8
@@ -36,11 +39,13 @@ class VerdictSheet:
 
     run, pair : whose sheet it is.
     truth : (category, root cause) where it is known, else None.
-    verdicts : one row per technique, `VERDICT_COLUMNS`; confidences in [0, 1], NaN where there is none.
+    verdicts : one row per technique, `VERDICT_COLUMNS`; confidences in [0, 1], NaN where there is none. With
+        `COUNT_COLUMNS` where they are rates: `alike` counts faulty runs among those that were judged alike.
     groups : group × explanation, each column scaled to a largest absolute value of 1.
     prototypes : prototype, distance; the nearest first. Empty without DEFault++.
     rules : every rule that fired, `RULE_COLUMNS`.
     notes : what is missing and why, one sentence each.
+    trusted : False marks every confidence by a question mark.
     """
 
     run: str
@@ -51,6 +56,7 @@ class VerdictSheet:
     prototypes: pd.DataFrame
     rules: pd.DataFrame
     notes: tuple[str, ...] = field(default=())
+    trusted: bool = True
 
 
 def verdict_sheet(
@@ -66,6 +72,9 @@ def verdict_sheet(
     `known` says whether the bench's labels are the truth (False for a run of one's own). Techniques that give verdicts
     only, rules and the log's lack are told apart in `notes`. Raises BenchError if the run isn't there.
     """
+    from experiments.engine.explanations import Settings, explain_runs
+    from experiments.engine.margins import game_of, why_unexplained
+
     if run not in bench.runs:
         raise BenchError(f"bench {bench.name!r} has no run {run!r}")
     one = bench.take([run])
@@ -91,7 +100,9 @@ def verdict_sheet(
     )
 
 
-def assemble(run, pair, truth, verdicts, groups: dict[str, pd.Series], prototypes, rules, notes=()) -> VerdictSheet:
+def assemble(
+    run, pair, truth, verdicts, groups: dict[str, pd.Series], prototypes, rules, notes=(), trusted=True
+) -> VerdictSheet:
     """A sheet from its parts, in the order and scale in which it is shown."""
     table = pd.DataFrame(groups)
     scaled = table / table.abs().max().where(lambda m: m > 0, 1.0)
@@ -100,16 +111,21 @@ def assemble(run, pair, truth, verdicts, groups: dict[str, pd.Series], prototype
         run,
         pair,
         truth,
-        verdicts.reindex(columns=list(VERDICT_COLUMNS)).reset_index(drop=True),
+        verdicts.reindex(columns=[*VERDICT_COLUMNS, *(c for c in COUNT_COLUMNS if c in verdicts)]).reset_index(
+            drop=True
+        ),
         scaled,
         prototypes.reindex(columns=["prototype", "distance"]).head(SHOWN_PROTOTYPES).reset_index(drop=True),
         fired.reindex(columns=list(RULE_COLUMNS)),
         tuple(notes),
+        trusted,
     )
 
 
 def sheet_groups(groups: pd.DataFrame, technique: str) -> dict[str, pd.Series]:
     """The explanations that a sheet shows of one technique and run: column title → group → value."""
+    from experiments.engine.explanations import PROTOTYPE_DELTA, PROTOTYPE_WEIGHT
+
     chosen = {
         f"{technique}: why this category": (2, "SHAP interventional"),
         f"{technique}: Δ of prototypes": (3, PROTOTYPE_DELTA),
@@ -126,7 +142,7 @@ def sheet_groups(groups: pd.DataFrame, technique: str) -> dict[str, pd.Series]:
 def to_rich(sheet: VerdictSheet) -> Stack:
     """The sheet for a terminal of 100 columns."""
     parts = [f"[bold]{sheet.run}[/bold]  {sheet.pair}" + (f"  truth: {_truth(sheet)}" if sheet.truth else "")]
-    parts += [_rich(title, rows) for title, rows in _sections(sheet)]
+    parts += [rich_table(title, rows) for title, rows in sections(sheet)]
     return Stack(*parts, *(f"[dim]{note}[/dim]" for note in sheet.notes))
 
 
@@ -136,7 +152,7 @@ def to_html(sheet: VerdictSheet) -> str:
     truth = f"<p>Truth: {html.escape(_truth(sheet))}</p>" if sheet.truth else ""
     tables = "".join(
         f"<h4>{html.escape(title)}</h4>" + rows.to_html(index=False, border=0, escape=True)
-        for title, rows in _sections(sheet)
+        for title, rows in sections(sheet)
     )
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in sheet.notes)
     return f'<section class="verdict-sheet">{head}{truth}{tables}{notes}</section>'
@@ -144,6 +160,10 @@ def to_html(sheet: VerdictSheet) -> str:
 
 def draw(sheet: VerdictSheet, path: Path) -> list[Path]:
     """The sheet as a figure, in PNG and SVG beside `path`."""
+    from matplotlib.figure import Figure
+
+    from experiments.engine.explain_figures import save, styled
+
     lines = max(len(sheet.rules.head(SHOWN_RULES)), len(sheet.prototypes), 1)
     height = 1.6 + 0.26 * (len(sheet.verdicts) + lines) + 0.26 * len(sheet.groups)
     with styled():
@@ -164,34 +184,52 @@ def draw(sheet: VerdictSheet, path: Path) -> list[Path]:
         return save(figure, path)
 
 
-def _sections(sheet: VerdictSheet) -> list[tuple[str, pd.DataFrame]]:
-    """Title and table of text, for each part that has rows."""
+def sections(sheet: VerdictSheet, every_rule: bool = False) -> list[tuple[str, pd.DataFrame]]:
+    """Title and table of text, for each part that has rows; without `every_rule`, the first few rules."""
     groups = sheet.groups.map(lambda v: f"{v:+.2f}").rename_axis("group").reset_index()
     prototypes = sheet.prototypes.assign(distance=sheet.prototypes["distance"].map(lambda v: f"{v:.3g}"))
     parts = [
         ("Verdicts", _verdict_rows(sheet)),
         ("Groups (largest = 1)", groups),
         ("Nearest prototypes", prototypes),
-        ("Rules that fired", _rule_rows(sheet)),
+        ("Rules that fired", _rule_rows(sheet, None if every_rule else SHOWN_RULES)),
     ]
     return [(title, rows) for title, rows in parts if len(rows)]
 
 
 def _verdict_rows(sheet: VerdictSheet) -> pd.DataFrame:
     table = sheet.verdicts
-    sure = [[f" ({100 * v:.0f} %)" if pd.notna(v) else "" for v in table[f"confidence_{n}"]] for n in (1, 2, 3)]
+    none, doubt = [None] * len(table), "" if sheet.trusted else "?"
+    counts = [none, *(list(table[c]) if c in table else none for c in COUNT_COLUMNS[1:])]
+    sure = [
+        [_confidence(v, n, doubt) for v, n in zip(table[f"confidence_{level}"], counted, strict=True)]
+        for level, counted in zip((1, 2, 3), counts, strict=True)
+    ]
     guess = [[str(v) if isinstance(v, str) else "–" for v in table[c]] for c in ("category", "root_cause")]
     faulty = ["faulty" if v else "correct" for v in table["faulty"]]
     # What comes after "correct" is a guess, had it been faulty.
     guess = [[g if f == "faulty" else f"[{g}]" for g, f in zip(column, faulty, strict=True)] for column in guess]
     cells = [[a + b for a, b in zip(*both, strict=True)] for both in zip((faulty, *guess), sure, strict=True)]
+    alike = {"such runs faulty": list(table["alike"].fillna("–"))} if "alike" in table else {}
     return pd.DataFrame(
-        {"technique": list(table["technique"]), "verdict": cells[0], "category": cells[1], "root cause": cells[2]}
+        {
+            "technique": list(table["technique"]),
+            "verdict": cells[0],
+            **alike,
+            "category": cells[1],
+            "root cause": cells[2],
+        }
     )
 
 
-def _rule_rows(sheet: VerdictSheet) -> pd.DataFrame:
-    table = sheet.rules.head(SHOWN_RULES)
+def _confidence(value: float, counted, doubt: str) -> str:
+    if pd.isna(value):
+        return ""
+    return f" ({100 * value:.0f} %{doubt}" + (f", {counted})" if isinstance(counted, str) else ")")
+
+
+def _rule_rows(sheet: VerdictSheet, count: int | None = SHOWN_RULES) -> pd.DataFrame:
+    table = sheet.rules.iloc[:count]
     number = {c: [_number(v) for v in table[c]] for c in ("observed", "threshold")}
     where = [str(v) for v in table["epoch"]]
     return pd.DataFrame(
@@ -213,7 +251,8 @@ def _truth(sheet: VerdictSheet) -> str:
     return " / ".join(dict.fromkeys(str(part) for part in sheet.truth))
 
 
-def _rich(title: str, rows: pd.DataFrame) -> Table:
+def rich_table(title: str, rows: pd.DataFrame) -> Table:
+    """A table of text for a terminal of 100 columns."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in rows:
         table.add_column(str(column), overflow="fold")
@@ -248,6 +287,8 @@ def _draw_table(axes, rows: pd.DataFrame, title: str, widths=None) -> None:
 
 
 def _draw_groups(axes, groups: pd.DataFrame) -> None:
+    from experiments.engine.explain_figures import SHADES
+
     axes.set_title(
         "Groups that speak for (right) or against (left) the verdict; largest = 1",
         loc="left",
@@ -269,6 +310,8 @@ def _draw_groups(axes, groups: pd.DataFrame) -> None:
 
 
 def _draw_prototypes(axes, prototypes: pd.DataFrame) -> None:
+    from experiments.engine.explain_figures import SHADES
+
     axes.set_title("Nearest prototypes (distance)", loc="left", fontsize=9, fontweight="bold")
     if not len(prototypes):
         axes.set_axis_off()
