@@ -1,4 +1,4 @@
-"""Diagnose one run with everything that was fitted on a bench: verdicts with their record, evidence, kin, next steps."""
+"""One run judged by all that was fitted on a bench: verdicts with their record, evidence, nearest runs, next steps."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ MEANING = {
 TERMINAL_INVARIANTS = 3
 READING = (
     "Percentages are what a verdict was worth on unseen (model, task) pairs: at Level 1 the chance that a verdict with "
-    "this score is right, and how many of the runs judged most alike were faulty; at Levels 2 and 3 how often runs that "
-    "the technique put there belonged there. A guess in [brackets] is what it would say, had it called the run faulty. "
+    "this score is right, and how many of the runs judged most alike were faulty; at Levels 2 and 3 how often runs "
+    "that the technique put there belonged there. A guess in [brackets] is what it would say, had it called the run "
+    "faulty. "
     "They hold where {:.0f} % of the runs are faulty, as in the bench, whose rows are means over five seeds; among "
     "runs of which fewer are faulty, alarms are false more often."
 )

@@ -73,7 +73,7 @@ def vector_of_log(log: pd.DataFrame, arch: Architecture, path: Path | str = "the
         if known[name].resolution == "epoch":
             epochs[epoch][name] = float(rows["value"].iloc[-1])
         elif known[name].resolution == "layer":
-            table = rows.pivot(index="step", columns="layer", values="value").sort_index().sort_index(axis=1)
+            table = rows.pivot_table(index="step", columns="layer", values="value", dropna=False)
             epochs[epoch][name] = table.to_numpy(dtype=float)
         else:
             epochs[epoch][name] = rows.sort_values("step")["value"].to_numpy(dtype=float)
