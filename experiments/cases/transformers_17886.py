@@ -113,6 +113,6 @@ CASE = Case(
     category="positional",
     root_cause="relative_position",
     why="What each head receives is a bias for relative positions that another head learnt.",
-    shows="attention_entropy",
+    shows="attention_head_similarity",
     prepare=prepare,
 )
