@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ CACHE = ROOT / ".cache" / "diagnose"
 RESULTS = ROOT / "results" / "comparison"
 _OWN_CODE = ("calibration", "novelty", "reference_models")
 FOLDS = 5
+KEPT = 3
+"""So many states of one item are kept: of several benches, or of a bench that grows."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,15 @@ def _fit(item: Item, store: Path) -> str:
         made = _novelty(item) if item.name == "novelty" else _technique(item, store)
     with new_folder(item.folder(store)) as temporary:
         joblib.dump(made, temporary / "fitted.joblib")
+    _forget_old(item, store)
     return item.name
+
+
+def _forget_old(item: Item, store: Path) -> None:
+    """Remove what was fitted on earlier states of data or code, but for the last few."""
+    same = store.glob(f"{item.name}-{item.source.arch or 'table'}-*")
+    for folder in sorted(same, key=lambda f: f.stat().st_mtime, reverse=True)[KEPT:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _novelty(item: Item) -> Novelty:

@@ -48,9 +48,9 @@ def test_the_same_row_times_ten_is_new_and_says_why(bench, novelty):
 
 
 def test_columns_that_only_the_run_lacks_make_it_new(bench, novelty):
-    kind = novelty.judge(one_of(bench, 0, X=lambda X: X.where(np.arange(X.shape[1]) % 3 > 0)))
+    kind = novelty.judge(one_of(bench, 0, X=lambda X: X.where(np.arange(X.shape[1])[None] % 3 > 0)))
     assert kind.out
-    assert kind.reasons == ["absent"] or "absent" in kind.reasons
+    assert "absent" in kind.reasons
     assert kind.table.value["absent"] == pytest.approx(1 / 3, abs=0.01)
 
 
