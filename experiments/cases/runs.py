@@ -24,6 +24,16 @@ from features.files import new_folder
 from features.taxonomy import CORRECT, Architecture
 
 VERSIONS = {True: "faulty", False: "fixed"}
+_CODE = (
+    "features/schema.py",
+    "features/measure/*.py",
+    "features/inject/attention.py",
+    "features/inject/locate.py",
+    *(f"features/build/{name}.py" for name in ("base", "families", "profile", "run", "validation", "variants")),
+    "features/build/tasks/*.py",
+    *(f"experiments/cases/{name}.py" for name in ("case", "runs", "training")),
+)
+"""What can change a run, beside the case's own file: models, tasks, the loop, and what is measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +156,7 @@ def _digest(case: Case, seeds: tuple[int, ...], sizes: str) -> str:
 
 @cache
 def _revision() -> str:
-    here = [Path(__file__).with_name(f"{name}.py") for name in ("case", "runs", "training")]
-    sources = [*sorted((ROOT / "features").rglob("*.py")), *here]
+    sources = sorted({path for pattern in _CODE for path in ROOT.glob(pattern)})
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
