@@ -1,10 +1,11 @@
-"""`python -m features.inject`: prove every operator at every value on every family, live, and print the table.
+"""`python -m features.inject [FAMILY ...]`: prove every operator at every value on every family, live, in a table.
 
 Exit code 1 if a cell that should be effective is without effect or raises.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import dataclass
 
@@ -52,11 +53,17 @@ def prove_cell(operator: Operator, family: str, model: transformers.PreTrainedMo
     return Cell("effective", text)
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    """Print the table; `arguments` are those of the command line. The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m features.inject", description=__doc__.split("\n")[0])
+    parser.add_argument("family", nargs="*", help=f"some of {', '.join(FAMILIES)}; default: all")
+    families = parser.parse_args(arguments).family or list(FAMILIES)
+    if unknown := [f for f in families if f not in FAMILIES]:
+        parser.error(f"no family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
     transformers.logging.set_verbosity_error()
-    models = {family: tiny_model(family) for family in FAMILIES}
+    models = {family: tiny_model(family) for family in families}
     table = Table(title="Faults proved on tiny models: evidence and smallest effect over the values", width=WIDTH)
-    for column in ("", "values", *NAMES.values()):
+    for column in ("", "values", *(NAMES[family] for family in families)):
         table.add_column(column, overflow="fold")
     cells: list[Cell] = []
     styles = {"effective": "green", "n/a": "dim", "no effect": "bold red", "error": "bold red"}
@@ -76,4 +83,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

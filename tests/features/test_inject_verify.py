@@ -134,7 +134,7 @@ def test_the_table_fails_if_a_cell_does(monkeypatch, capsys, outcome, status, co
 
     monkeypatch.setattr(table, "prove", proof)
     monkeypatch.setattr(table, "OPERATORS", (operator("MZM"), operator("ESS"), operator("FCA")))
-    assert table.main() == code
+    assert table.main([]) == code
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     effective, no_effect, errors = (12 if status == s else 0 for s in ("effective", "no effect", "error"))
