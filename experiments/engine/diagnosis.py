@@ -89,9 +89,8 @@ def diagnose(run: Bench, reference: Reference, explain: bool = False) -> Diagnos
     notes += reference.reasons
     notes += _same_row(kind)
     if not rows:
-        raise BenchError(
-            f"{run.name}: none of the techniques can judge this run; {not_run[0]} reads the log: record it"
-        )
+        why = "; ".join(reference.reasons) or f"{not_run[0]} reads what the run lacks: record its log and its vector"
+        raise BenchError(f"{run.name}: no technique can judge this run ({why})")
     prevalence = float(reference.novelty.labels["faulty"].mean())
     table = pd.DataFrame(rows)
     # What moves the odds most stands first.
