@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import joblib
+import pandas as pd
 import typer
 
 from baselines.technique import technique as make_technique
@@ -165,6 +166,14 @@ def _write(folder: Path, judged, board, tests, rules, cost) -> None:
             critical_difference_figure(matrix, f"Level {level}, path F1", figure)
     write_text(folder / "classes.csv", board_of.class_scores(judged).to_csv(index=False, float_format="%.6f"))
     write_text(folder / "costs.csv", cost.to_csv(index=False, float_format="%.3f"))
+    told = [
+        r.history.assign(technique=entry.name, fold=r.cell.fold)
+        for entry in judged
+        for r in entry.results
+        if r.history is not None
+    ]
+    if told:
+        write_text(folder / "history.csv", pd.concat(told).to_csv(index=False, float_format="%.6g"))
     for entry in judged:
         suffix = "-tuned" if entry.tuned else ""
         write_parquet(entry.table, folder / "verdicts" / f"{entry.key}{suffix}.parquet")

@@ -78,13 +78,17 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class CellResult:
-    """What a cell gave: verdicts of the fold's test runs (None if it failed), parameters, cost."""
+    """What a cell gave: verdicts of the fold's test runs (None if it failed), parameters, cost.
+
+    `history` is the fitted technique's `history_` (a row per epoch), where it has one.
+    """
 
     cell: Cell
     verdicts: pd.DataFrame | None
     tuned: Tuned | None
     cost: dict
     error: str | None = None
+    history: pd.DataFrame | None = None
 
     @property
     def parameters(self) -> dict:
@@ -116,7 +120,9 @@ def read_cell(cell: Cell, folder: Path) -> CellResult:
         found = json.loads((folder / "tuned.json").read_text())
         tuned = Tuned(found["parameters"], pd.read_csv(folder / "trials.csv"), found["importances"])
     cost = json.loads((folder / "cost.json").read_text())
-    return CellResult(cell, pd.read_parquet(folder / "verdicts.parquet"), tuned, cost)
+    told = folder / "history.csv"
+    history = pd.read_csv(told) if told.exists() else None
+    return CellResult(cell, pd.read_parquet(folder / "verdicts.parquet"), tuned, cost, history=history)
 
 
 @cache
@@ -148,7 +154,7 @@ def _judge(cell: Cell, bench: Bench, fold: Fold) -> CellResult:
         "seconds_predict": predicted - fitted,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    return CellResult(cell, verdicts, found, cost)
+    return CellResult(cell, verdicts, found, cost, history=getattr(estimator, "history_", None))
 
 
 def _keep(folder: Path, result: CellResult) -> None:
@@ -158,6 +164,8 @@ def _keep(folder: Path, result: CellResult) -> None:
             found = {"parameters": result.tuned.parameters, "importances": result.tuned.importances}
             (temporary / "tuned.json").write_text(json.dumps(found, indent=1, sort_keys=True))
             result.tuned.trials.to_csv(temporary / "trials.csv", index=False)
+        if result.history is not None:
+            result.history.reset_index().to_csv(temporary / "history.csv", index=False)
         (temporary / "cost.json").write_text(json.dumps(result.cost, indent=1))
         (temporary / "cell.json").write_text(json.dumps(result.cell.identity(), indent=1))
 

@@ -20,6 +20,15 @@ NOTE_LIMIT = 7_800
 LEVEL_NAMES = {1: "is it broken?", 2: "which component?", 3: "which root cause?"}
 
 
+def headline(level: int) -> str:
+    """The metric that one compares. MLflow's charts sort sections by the prefix, and this one comes first.
+
+    >>> headline(3)
+    'F1 path/L3'
+    """
+    return f"F1 path/L{level}"
+
+
 def comparison_note(bench: Bench, board: pd.DataFrame, experiment: str, name: str, runs: dict[str, str]) -> str:
     """Best technique per level, links to all of them as a table and as charts, the leaderboard, notes of the bench.
 
@@ -33,7 +42,7 @@ def comparison_note(bench: Bench, board: pd.DataFrame, experiment: str, name: st
         f"F1 {short(row.f1)}{_interval(row)}"
         for row in best
     ]
-    shown = _search(experiment, name, f"L{levels[-1]}_path_f1")
+    shown = _search(experiment, name, headline(levels[-1]))
     lines += ["", f"[All techniques, best first]({shown}) · [as charts]({shown}&compareRunsMode=CHART)", ""]
     lines += [f"{len(bench)} runs of {bench.name}, {bench.pair.nunique()} pairs. F1 under “path”: one verdict per run."]
     lines += ["", "| | " + " | ".join(f"L{n}" for n in levels) + " |", "|" + " --- |" * (len(levels) + 1)]
@@ -112,7 +121,8 @@ def _count(count: float, share: float) -> str:
 def _search(experiment: str, name: str, metric: str) -> str:
     """The experiment's page with the technique runs of one comparison, best first."""
     wanted = quote(f"tags.kind = 'technique' and tags.comparison = '{name}'", safe="")
-    return f"#/experiments/{experiment}/runs?searchFilter={wanted}&orderByKey=metrics.%60{metric}%60&orderByAsc=false"
+    key = quote(f"metrics.`{metric}`", safe="")
+    return f"#/experiments/{experiment}/runs?searchFilter={wanted}&orderByKey={key}&orderByAsc=false"
 
 
 def _link(technique: str, experiment: str, runs: dict[str, str]) -> str:

@@ -17,6 +17,8 @@ from features.taxonomy import ARCHITECTURES
 
 Origin = Literal["embedded", "published", "other"]
 PAPER = ROOT / "results" / "paper.yaml"
+TRAINED = "DEFault++"
+"""The technique whose training Figure 11 of the manuscript shows."""
 PUBLISHED_TABLES = ("encoder_dataset", "decoder_dataset")
 """File stems of the manuscript's own tables (Zenodo 10.5281/zenodo.20481557)."""
 
@@ -97,9 +99,9 @@ def load_ablations(results: Path) -> pd.DataFrame | None:
 
 def load_histories(stored: Stored) -> pd.DataFrame | None:
     """DEFault++'s training histories (arch, fold, epoch, loss, score), or None if the comparison kept none."""
-    columns = ("fold", "epoch", "loss", "score")
+    columns = ("technique", "fold", "epoch", "loss", "score")
     parts = {a: _optional(stored.folder / a / "history.csv", columns) for a in stored.architectures}
-    parts = [table.assign(arch=arch) for arch, table in parts.items() if table is not None]
+    parts = [t[t["technique"] == TRAINED].assign(arch=arch) for arch, t in parts.items() if t is not None]
     return pd.concat(parts, ignore_index=True) if parts else None
 
 

@@ -2,9 +2,9 @@
 
 One experiment per bench and architecture. In it a parent run per comparison, a child per technique (what one
 compares), a grandchild per outer fold. Verdicts, confusion matrices and class tables are artifacts of the technique's
-run; the bench is its dataset. What one compares has a plain name (`L1_path_f1` and so on); what one looks up has a
-prefix (`detail/`, `paper/`, `cost/`), which MLflow's charts show as sections of their own. SQLite by default, any
-store by MLFLOW_TRACKING_URI.
+run; the bench is its dataset. MLflow's charts show metrics by prefix, one section each in alphabetical order: what one
+compares comes first (`F1 path/`), then `level 1/`, `paper/`, `path detail/`, `resources/` and `tuning/`. SQLite by
+default, any store by MLFLOW_TRACKING_URI.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from experiments.engine.leaderboard import Judged, class_table, fold_scores, markdown, order, title_of
-from experiments.engine.notes import comparison_note, confusion_page, technique_note
+from experiments.engine.notes import comparison_note, confusion_page, headline, technique_note
 from experiments.engine.scoring import PROTOCOLS
 from features.bench import Bench
 
@@ -86,9 +86,9 @@ def _track_technique(client, experiment, parent, entry: Judged, board, common, f
     for row in rows.itertuples():
         metrics |= _named(row.level, row.protocol, row._asdict(), ("low", "high", "fold_sd"))
         if row.level == 1 and row.protocol == "path":
-            metrics |= {c: getattr(row, c) for c in ("accuracy", "auroc", "false_alarm_rate")}
+            metrics |= {f"level 1/{c}": getattr(row, c) for c in ("accuracy", "auroc", "false_alarm_rate")}
     costs = pd.DataFrame([r.cost for r in entry.results])
-    metrics |= {f"cost/{c}_total": costs[c].sum() for c in costs if c.startswith("seconds")}
+    metrics |= {f"resources/{c}_total": costs[c].sum() for c in costs if c.startswith("seconds")}
     _log(client, run, metrics, entry.estimator.get_params())
     client.log_inputs(run, [_dataset(entry.bench, fingerprint)])
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ def _track_fold(client, experiment, run, entry: Judged, result, per_fold, common
     fold = result.cell.fold
     tags = {**common, "kind": "fold", "technique": entry.key, MLFLOW_PARENT_RUN_ID: run}
     child = _run(client, experiment, f"{entry.name}, fold {fold}", tags)
-    metrics = {f"cost/{name}": value for name, value in result.cost.items()}
+    metrics = {f"resources/{name}": value for name, value in result.cost.items()}
     for (level, protocol), scores in per_fold.items():
         metrics |= _named(level, protocol, scores.loc[fold].to_dict())
     if result.tuned is not None:
@@ -118,11 +118,10 @@ def _track_fold(client, experiment, run, entry: Judged, result, per_fold, common
 
 
 def _named(level: int, protocol: str, scores: dict, extra: tuple[str, ...] = ()) -> dict[str, float]:
-    """F1 under its plain name where it is what one compares; all else below a prefix."""
-    plain = f"L{level}_path_f1" if protocol == "path" else f"paper/L{level}_f1"
-    prefix = "detail" if protocol == "path" else "paper"
-    others = {f"{prefix}/L{level}_{c}": scores[c] for c in ("precision", "recall", *extra)}
-    return {plain: scores["f1"], **others}
+    """F1 in the first section where it is what one compares; all else below it."""
+    f1 = headline(level) if protocol == "path" else f"paper/L{level}_f1"
+    section = "path detail" if protocol == "path" else "paper"
+    return {f1: scores["f1"]} | {f"{section}/L{level}_{c}": scores[c] for c in ("precision", "recall", *extra)}
 
 
 def _write_artifacts(entry: Judged, levels: list[int], folder: Path) -> None:
@@ -161,7 +160,7 @@ def _log(client: MlflowClient, run: str, metrics: dict, parameters: dict) -> Non
 
 def _best_metrics(board: pd.DataFrame) -> dict[str, float]:
     best = board[board["protocol"] == "path"].groupby("level")["f1"].max()
-    return {f"L{level}_path_f1": value for level, value in best.items()}
+    return {headline(level): value for level, value in best.items()}
 
 
 def _dataset(bench: Bench, fingerprint: str) -> DatasetInput:

@@ -78,7 +78,7 @@ def test_mlflow_shows_comparison_techniques_and_folds(finished):
         expected = {"fold": "technique", "technique": "comparison"}.get(run.data.tags["kind"])
         assert expected is None or by_id[parent].data.tags["kind"] == expected
     knn = next(r for r in runs if r.info.run_name == "k-NN")
-    assert 0 <= knn.data.metrics["L2_path_f1"] <= 1
+    assert 0 <= knn.data.metrics["F1 path/L2"] <= 1
     assert knn.data.params["n_neighbors"] == "5"
     assert knn.inputs.dataset_inputs[0].dataset.name == "toy-encoder"
     assert "verdicts.parquet" in [a.path for a in client.list_artifacts(knn.info.run_id)]

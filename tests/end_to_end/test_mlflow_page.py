@@ -69,12 +69,12 @@ def test_comparison_names_the_best_of_every_level_with_links(runs, experiment):
         found = re.search(r"\[(.+?)\]\(#/experiments/(\d+)/runs/(\w+)\)", lines[level - 1])
         best = max(
             (r for r in runs.values() if r.data.tags["kind"] == "technique"),
-            key=lambda r: r.data.metrics[f"L{level}_path_f1"],
+            key=lambda r: r.data.metrics[f"F1 path/L{level}"],
         )
         assert found.group(2) == experiment.experiment_id
         linked = next(r for r in runs.values() if r.info.run_id == found.group(3))
         assert linked.info.run_name == found.group(1)
-        assert linked.data.metrics[f"L{level}_path_f1"] == best.data.metrics[f"L{level}_path_f1"]
+        assert linked.data.metrics[f"F1 path/L{level}"] == best.data.metrics[f"F1 path/L{level}"]
 
 
 def test_technique_run_holds_folds_parameters_confusions_and_verdicts(client, runs):
@@ -89,8 +89,13 @@ def test_technique_run_holds_folds_parameters_confusions_and_verdicts(client, ru
 
 
 def test_charts_start_with_what_one_compares(runs):
-    plain = {m for m in runs["k-NN"].data.metrics if "/" not in m}
-    assert plain == {"L1_path_f1", "L2_path_f1", "L3_path_f1", "accuracy", "auroc", "false_alarm_rate"}
+    metrics = runs["k-NN, tuned"].data.metrics
+    sections = sorted({m.split("/")[0] for m in metrics}, key=str.casefold)
+    assert sections == ["F1 path", "level 1", "paper", "path detail", "resources"]
+    assert {m for m in metrics if m.startswith("F1 path/")} == {"F1 path/L1", "F1 path/L2", "F1 path/L3"}
+    assert {m for m in metrics if m.startswith("level 1/")} == {
+        f"level 1/{name}" for name in ("accuracy", "auroc", "false_alarm_rate")
+    }
 
 
 @pytest.mark.slow
