@@ -54,7 +54,7 @@ class Diagnosis:
                 "beyond": f"{100 * kind.table.value['beyond']:.1f} % of its columns lie outside the bench's range",
             }
             head.append(
-                f"Out of distribution: this run is of another kind than those of {self.bench} "
+                f"Out of distribution: this run is of another kind than those of {self.bench}, or broken as none is "
                 f"({'; '.join(why[m] for m in kind.reasons)}). The verdicts below were learned on other runs: "
                 "don't trust their confidences, marked by '?'."
             )
