@@ -79,7 +79,7 @@ def report(
 
 def context(stored: Stored, results: Path) -> dict:
     """All that the template reads."""
-    paper, ablations = load_paper(), load_ablations(results)
+    paper, ablations = load_paper(), load_ablations(results, stored)
     beside = set(stored.architectures).intersection(ARCHITECTURES)
     tables = side_by_side(stored, paper, ablations) if beside else []
     reported = paper["bench"]["overall_mutation_score_percent"]
@@ -119,10 +119,11 @@ def context(stored: Stored, results: Path) -> dict:
 
 
 def _explanations(stored: Stored) -> list[tuple[str, Path]]:
-    """The figures of explain.py that say something about all runs, or about one as an example."""
+    """The figures of explain.py that say something about all runs, or about one as an example; of these data only."""
     return [
         (f"{arch.capitalize()}: {title}", path)
         for arch in stored.architectures
+        if stored.same_data(arch, stored.folder / "explain" / arch / "manifest.json")
         for stem, title in EXPLANATIONS.items()
         for path in sorted((stored.folder / "explain" / arch / "figures").glob(f"{stem}.svg"))
     ]
@@ -136,6 +137,7 @@ def _architecture(stored: Stored, arch: str, results: Path) -> dict:
     best = [(level, next(r for r in board if r.path[i] and r.path[i].best)) for i, level in enumerate(levels)]
     level2, level3 = heat_map(stored, arch, 2), heat_map(stored, arch, 3)
     rules = results / "rules" / f"{bench['name']}-{arch}.csv"
+    told = rules.exists() and stored.same_data(arch, rules.with_suffix(".json"))
     figures = [(level, stored.figure(arch, f"ranks_L{level}.svg")) for level in levels]
     return {
         "label": arch.capitalize() if arch in ARCHITECTURES else arch,
@@ -152,7 +154,7 @@ def _architecture(stored: Stored, arch: str, results: Path) -> dict:
         "ranks": [(level, path) for level, path in figures if path],
         "level2": level2,
         "level3": level3,
-        "rules": rule_rows(pd.read_csv(rules)) if rules.exists() else [],
+        "rules": rule_rows(pd.read_csv(rules)) if told else [],
         "costs": technique_costs(stored, arch).reset_index().to_dict("records"),
     }
 

@@ -34,7 +34,7 @@ def tables(
     """Write the tables and figures of a stored comparison beside the manuscript's."""
     console = Console(soft_wrap=True)
     stored = load_stored(results, name)
-    paper, ablations = load_paper(), load_ablations(results)
+    paper, ablations = load_paper(), load_ablations(results, stored)
     made = side_by_side(stored, paper, ablations)
     write_tables(made, stored.folder / "tables")
     reported = paper["bench"]["overall_mutation_score_percent"]

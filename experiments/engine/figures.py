@@ -138,10 +138,10 @@ def draw_all(
     drawn, left_out = [], []
     with matplotlib.rc_context(STYLE):
         drawn.append(save(adjacency(), folder / "adjacency.svg"))
-        if ablations is not None:
+        if ablations is not None and ablations["difference"].notna().any():
             drawn.append(save(part_worth(ablations), folder / "part_worth.svg"))
         else:
-            left_out.append("Ablations (Figure 12) not run: python experiments/ablate.py makes them.")
+            left_out.append("Ablations (Figure 12) not run on these data: python experiments/ablate.py makes them.")
         if (history := load_histories(stored)) is not None:
             drawn.append(save(training_curves(history), folder / "training_curves.svg"))
         else:

@@ -56,6 +56,13 @@ class Stored:
             return "published"
         return "other" if re.search(r"--bench\b", record["command"]) else "embedded"
 
+    def same_data(self, arch: str, manifest: Path) -> bool:
+        """Whether another result's manifest says that it was made from this comparison's runs of `arch`."""
+        if not manifest.exists():
+            return False
+        theirs = {bench["fingerprint"] for bench in json.loads(manifest.read_text())["benches"]}
+        return self.manifests[arch]["benches"][0]["fingerprint"] in theirs
+
     def figure(self, arch: str, name: str) -> Path | None:
         """A stored figure, if there is one."""
         path = self.folder / arch / "figures" / name
@@ -89,10 +96,12 @@ def load_paper(path: Path = PAPER) -> dict:
     return yaml.safe_load(path.read_text())
 
 
-def load_ablations(results: Path) -> pd.DataFrame | None:
-    """The table of ablate.py, all architectures, or None if it wasn't run."""
+def load_ablations(results: Path, stored: Stored) -> pd.DataFrame | None:
+    """The table of ablate.py of the architectures where it was run on the comparison's data; None if nowhere."""
     columns = ("bench", "arch", "variant", "level", "protocol", "f1", "mate", "difference")
-    parts = [_optional(results / "ablation" / f"{arch}.csv", columns) for arch in ARCHITECTURES]
+    folder = results / "ablation"
+    alike = [a for a in ARCHITECTURES if a in stored.manifests and stored.same_data(a, folder / f"{a}.json")]
+    parts = [_optional(folder / f"{arch}.csv", columns) for arch in alike]
     parts = [part for part in parts if part is not None]
     return pd.concat(parts, ignore_index=True) if parts else None
 

@@ -170,7 +170,14 @@ def test_ablations_of_the_same_bench_fill_their_tables(tmp_path):
         for p in ("path", "paper")
     ]
     pd.DataFrame(rows).to_csv(results / "ablation" / "encoder.csv", index=False)
-    made = {t.number: t for t in side_by_side(load_stored(results, "made"), PAPER, load_ablations(results))}
+    stored = load_stored(results, "made")
+    for fingerprint in (None, "of another state of the bench"):
+        if fingerprint is not None:
+            record = {"benches": [{"fingerprint": fingerprint}]}
+            (results / "ablation" / "encoder.json").write_text(json.dumps(record))
+        assert load_ablations(results, stored) is None
+    (results / "ablation" / "encoder.json").write_text(json.dumps({"benches": [{"fingerprint": "abc"}]}))
+    made = {t.number: t for t in side_by_side(stored, PAPER, load_ablations(results, stored))}
     assert cell(made["9"], "− graph", "encoder", "f1", "Level 1")["ours"] == 0.6
     assert cell(made["10"], "− separation", "encoder", "f1")["missing"] == "python experiments/ablate.py"
     assert cell(made["11"], "− graph", "encoder", "f1", "Level 3")["paper"] == 0.812
