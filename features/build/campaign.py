@@ -62,7 +62,6 @@ class Campaign:
     clean: dict[str, dict[int, Outcome]] = field(default_factory=dict)
     mutants: dict[str, list[Outcome]] = field(default_factory=dict)
     killed_so_far: int = 0
-    _known: set[str] = field(default_factory=set)
 
     def run(self, max_rounds: int | None = None) -> Campaign:
         """Run, or go on, until the rounds are used up or the deadline (as of `time.time()`) has passed.
@@ -73,12 +72,13 @@ class Campaign:
         self._run([(clean(*pair, n, self.profile), None) for n in range(FIRST_SETTINGS) for pair in self.chosen])
         plans = [rounds(*pair, laps=FIRST_SETTINGS) for pair in self.chosen]
         for of_round in islice(zip_longest(*plans, fillvalue={}), max_rounds):
-            planned = [p for p in self._round(of_round) if identifier(p[0]) not in self._known]
+            known = {outcome.id for of_pair in self.mutants.values() for outcome in of_pair}
+            planned = [p for p in self._round(of_round) if identifier(p[0]) not in known]
             for start in range(0, len(planned), PORTION):
-                known = len(self)
+                before = len(self)
                 self._run(planned[start : start + PORTION])
                 self._run(list(self._missing_clean()))
-                if self.over and len(self) == known:
+                if self.over and len(self) == before:
                     return self
         return self
 
@@ -175,7 +175,6 @@ class Campaign:
 
     def _take(self, outcome: Outcome) -> None:
         configuration = outcome.configuration
-        self._known.add(outcome.id)
         if configuration.fault is None:
             self.clean.setdefault(configuration.pair, {})[configuration.setting.number] = outcome
         else:

@@ -122,8 +122,8 @@ def _counts(arch: str, bench: Bench, attempts: pd.DataFrame, paper: dict | None)
         "same. Where the killed are not many more than that column says, read the category's faulty rows as partly "
         "mislabelled."
     )
-    header = ["category", "killed", "survived", "discarded", "mutation score", "killed by chance if none had an effect"]
-    header.append("killed in the manuscript (Table 2)")
+    header = ["category", "killed", "survived", "discarded", "mutation score"]
+    header += ["killed by chance if none had an effect", "killed in the manuscript (Table 2)"]
     return f"### Counts\n\n{text}\n\n{_markdown(header, lines)}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -67,36 +68,56 @@ class Run:
     seconds: float
 
 
-@torch_threads(1)
 def fine_tune(configuration: Configuration, seed: int) -> Run:
     """Fine-tune once, on one thread, and measure.
 
     The same arguments give the same vector in every process, machine columns apart. Raises InvalidRun with the
     reason if the run crashed or its losses were not finite.
     """
+    sizes, of_family, seed = (
+        profile(configuration.profile),
+        family(configuration.family),
+        seed + configuration.setting.shift,
+    )
+    return train(lambda: sizes.start(of_family, seed), configuration, seed)
+
+
+@torch_threads(1)
+def train(
+    start: Callable[[], nn.Module],
+    configuration: Configuration,
+    seed: int,
+    served: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> Run:
+    """The one loop that all runs go through, on the model that `start()` gives.
+
+    `seed` is that of data order, dropout and fault. `served` says how the trained model is used in validation: a
+    module with the same forward. Raises InvalidRun as `fine_tune` does.
+    """
     started = time.process_time()
     setting, sizes, chosen = configuration.setting, profile(configuration.profile), task(configuration.task)
-    of_family, where, seed = family(configuration.family), device(), seed + configuration.setting.shift
-    train = sizes.load(of_family, chosen, "train", sizes.train_size or chosen.examples).to(where)
+    of_family, where = family(configuration.family), device()
+    pool = sizes.load(of_family, chosen, "train", sizes.train_size or chosen.examples).to(where)
     held_out = sizes.load(of_family, chosen, "validation", sizes.validation_size + sizes.test_size[chosen.arch])
     held_out = held_out.to(where)
     validation, test = held_out.part(0, sizes.validation_size), held_out.part(sizes.validation_size, None)
-    model = sizes.start(of_family, seed).to(where).train()
+    model = start().to(where).train()
+    in_service = served(model)
     steps = sizes.epochs * sizes.steps_per_epoch
     optimizer = adamw(model, sizes.rate(chosen) * setting.rate_factor, sizes.body_rate(chosen))
-    rows = order(len(train), setting.batch_size, steps, seed)
+    rows = order(len(pool), setting.batch_size, steps, seed)
     with ExitStack() as stack:
         if configuration.fault is not None:
             try:
                 stack.enter_context(inject(model, replace(configuration.fault, seed=seed), optimizer=optimizer))
             except InjectionError as error:
                 raise InvalidRun(f"not applicable: {error}") from error
-        recorder = stack.enter_context(Recorder(model, sizes.measure_every, train.take(slice(PROBE_SIZE)), chosen.arch))
+        recorder = stack.enter_context(Recorder(model, sizes.measure_every, pool.take(slice(PROBE_SIZE)), chosen.arch))
         rates = schedule(optimizer, steps, setting.warmup)
         torch.manual_seed(seed)
         try:
             for step, of_step in enumerate(rows):
-                batch = train.take(of_step)
+                batch = pool.take(of_step)
                 loss = model(**batch).loss
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
@@ -105,8 +126,8 @@ def fine_tune(configuration: Configuration, seed: int) -> Run:
                 optimizer.zero_grad()
                 rates.step()
                 if (step + 1) % sizes.steps_per_epoch == 0:
-                    _close_epoch(recorder, validate(model, chosen, validation))
-            quality = validate(model, chosen, test)
+                    _close_epoch(recorder, validate(in_service, chosen, validation))
+            quality = validate(in_service, chosen, test)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise InvalidRun(f"crashed: {type(error).__name__}: {error}") from error
         vector, log = recorder.vector(), recorder.log()
