@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from features.build.families import family
+from features.inject.attention import attention_hook
+from features.measure.discover import dissect
 from features.taxonomy import ROOT_CAUSES, Architecture
 
 
 def _as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+def with_attention(model: nn.Module, change: Callable[[nn.Module, Tensor, dict], dict | None]) -> nn.Module:
+    """The model, the attention of all its layers called with what `change` makes of the arguments from now on."""
+    for layer in dissect(model).layers:
+        layer.attention.register_forward_pre_hook(attention_hook(change), with_kwargs=True)
     return model
 
 

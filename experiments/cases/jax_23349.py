@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from experiments.cases.case import Case
+from experiments.cases.case import Case, with_attention
 from features.inject.attention import additive, visible
-from features.measure.discover import dissect
 
 
 def padding_mask(
@@ -31,16 +30,13 @@ def padding_mask(
 def prepare(model: nn.Module, faulty: bool) -> nn.Module:
     """Every attention is told the lengths of its keys and values, and of nothing else."""
 
-    def hook(module, args, kwargs):
-        hidden = args[0] if args else kwargs["hidden_states"]
+    def change(module, hidden, kwargs):
         seen = visible(module, hidden, kwargs.get("attention_mask"), 0)
         lengths = seen[:, 0, 0].sum(-1)
         mask = padding_mask(hidden.shape[1], seen.shape[-1], None, lengths, needs_both=faulty)
-        return args, {**kwargs, "attention_mask": additive(mask, hidden.dtype)}
+        return {"attention_mask": additive(mask, hidden.dtype)}
 
-    for layer in dissect(model).layers:
-        layer.attention.register_forward_pre_hook(hook, with_kwargs=True)
-    return model
+    return with_attention(model, change)
 
 
 CASE = Case(

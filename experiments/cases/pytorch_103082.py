@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from experiments.cases.case import Case
+from experiments.cases.case import Case, with_attention
 from features.inject.attention import additive, cached, visible
-from features.measure.discover import dissect
 
 
 def causal_mask(queries: int, keys: int, top_left: bool) -> Tensor:
@@ -24,16 +23,13 @@ def causal_mask(queries: int, keys: int, top_left: bool) -> Tensor:
 def prepare(model: nn.Module, faulty: bool) -> nn.Module:
     """Every attention makes its causal mask from the numbers of its queries and keys; padding is masked as before."""
 
-    def hook(module, args, kwargs):
-        hidden = args[0] if args else kwargs["hidden_states"]
+    def change(module, hidden, kwargs):
         seen = visible(module, hidden, kwargs.get("attention_mask"), cached(module, kwargs))
         # The last query sees all keys but padding.
         own = seen[..., -1:, :] & causal_mask(*seen.shape[-2:], top_left=faulty).to(seen.device)
-        return args, {**kwargs, "attention_mask": additive(own, hidden.dtype)}
+        return {"attention_mask": additive(own, hidden.dtype)}
 
-    for layer in dissect(model).layers:
-        layer.attention.register_forward_pre_hook(hook, with_kwargs=True)
-    return model
+    return with_attention(model, change)
 
 
 CASE = Case(

@@ -9,7 +9,7 @@ import yaml
 
 from experiments.cases.case import Case
 from experiments.cases.judging import RIGHT, by_case, by_technique
-from experiments.engine.cells import ROOT
+from experiments.engine.revision import ROOT
 
 MANUSCRIPT = "DEFault++, manuscript (reported)"
 COLUMNS = (*RIGHT, "false_alarm")

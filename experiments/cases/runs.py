@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import json
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,8 @@ import pandas as pd
 
 from experiments.cases.case import Case
 from experiments.cases.training import fine_tune
-from experiments.engine.cells import ROOT
 from experiments.engine.protocol import identical_rows
+from experiments.engine.revision import digest_of, source_revision
 from features.bench import Bench, BenchError
 from features.build.base import base_path
 from features.build.families import family
@@ -151,13 +150,11 @@ def _digest(case: Case, seeds: tuple[int, ...], sizes: str) -> str:
     """Of all that decides a version's runs: case, seeds, sizes, the sources that make and measure them, the base."""
     own = importlib.import_module(case.prepare.__module__).__file__
     told = [case.family, case.task, list(seeds), sizes, _revision(), _file(own), _file(base_path(family(case.family)))]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    return digest_of(told)
 
 
-@cache
 def _revision() -> str:
-    sources = sorted({path for pattern in _CODE for path in ROOT.glob(pattern)})
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    return source_revision(_CODE)
 
 
 def _file(path: Path | str) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from experiments.cases.case import Case
+from experiments.cases.case import Case, with_attention
 from features.build.base import from_base
 from features.build.families import family
 from features.build.tasks import task
@@ -39,13 +39,11 @@ def add_bias(model: nn.Module, table: Tensor) -> None:
     """Give the model a trainable table, shared by its layers, that is added to all attention scores."""
     model.relative_bias = nn.Parameter(table.clone())
 
-    def hook(module, args, kwargs):
-        hidden = args[0] if args else kwargs["hidden_states"]
+    def change(module, hidden, kwargs):
         bias, mask = relative_bias(model.relative_bias, hidden.shape[1])[None], kwargs.get("attention_mask")
-        return args, {**kwargs, "attention_mask": bias if mask is None else mask + bias}
+        return {"attention_mask": bias if mask is None else mask + bias}
 
-    for layer in dissect(model).layers:
-        layer.attention.register_forward_pre_hook(hook, with_kwargs=True)
+    with_attention(model, change)
 
 
 @torch.no_grad()

@@ -8,9 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from experiments.cases.case import Case
+from experiments.cases.case import Case, with_attention
 from features.inject.attention import cache_argument
-from features.measure.discover import dissect
 
 PROMPT = 4
 """Tokens that fill the cache at once, fewer than the window; what follows is decoded one by one."""
@@ -50,21 +49,17 @@ def prepare(model: nn.Module, faulty: bool) -> nn.Module:
     size = model.config.window_size
     windows: WeakKeyDictionary[object, dict[int, Window]] = WeakKeyDictionary()
 
-    def hook(module, args, kwargs):
+    def change(module, hidden, kwargs):
         argument = cache_argument(kwargs)
-        if argument is None:
+        if argument is None or module.attention_type != "local":
             return None
         name, cache = argument
         window = windows.setdefault(cache, {}).setdefault(module.layer_id, Window(size, early=faulty))
-        hidden, mask = args[0] if args else kwargs["hidden_states"], kwargs.get("attention_mask")
-        new = hidden.shape[1]
+        mask, new = kwargs.get("attention_mask"), hidden.shape[1]
         keys = new if new > size else min(window.seen + new, size)
-        return args, {**kwargs, name: window, "attention_mask": None if mask is None else mask[..., -keys:]}
+        return {name: window, "attention_mask": None if mask is None else mask[..., -keys:]}
 
-    for layer in dissect(model).layers:
-        if layer.attention.attention_type == "local":
-            layer.attention.register_forward_pre_hook(hook, with_kwargs=True)
-    return model
+    return with_attention(model, change)
 
 
 class TokenByToken(nn.Module):

@@ -202,6 +202,20 @@ def visible(module: nn.Module, hidden: Tensor, mask: Tensor | None, past: int) -
     return seen.tril(diagonal=past) if getattr(module, "is_causal", False) else seen
 
 
+def attention_hook(change: Callable[[nn.Module, Tensor, dict], dict | None]) -> Callable:
+    """A forward pre-hook, with keyword arguments, that changes what an attention module is called with.
+
+    `change(module, hidden, kwargs)` gives the arguments that are to be others, None where nothing changes; `hidden`
+    (B, Q, d) is what the module is called on.
+    """
+
+    def hook(module, args, kwargs):
+        changed = change(module, args[0] if args else kwargs["hidden_states"], kwargs)
+        return None if changed is None else (args, {**kwargs, **changed})
+
+    return hook
+
+
 def cached(module: nn.Module, kwargs: dict) -> int:
     """The number of cached keys that an attention module is called with."""
     argument = cache_argument(kwargs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from features.inject.attention import Tensor, additive, cache_argument, cached, visible
+from features.inject.attention import Tensor, additive, attention_hook, cache_argument, cached, visible
 from features.inject.locate import InjectionError
 from features.inject.target import Target
 
@@ -88,17 +88,16 @@ def off_by_one(target: Target) -> None:
 def truncated(target: Target) -> None:
     """CTR: of the cached entries only the last `length` are attended to."""
 
-    def hook(module, args, kwargs):
+    def change(module, hidden, kwargs):
         past = cached(module, kwargs)
         if past <= target.value:
             return None
-        hidden = args[0] if args else kwargs["hidden_states"]
         seen = visible(module, hidden, kwargs.get("attention_mask"), past).clone()
         seen[..., : past - target.value] = False
-        return args, {**kwargs, "attention_mask": additive(seen, hidden.dtype)}
+        return {"attention_mask": additive(seen, hidden.dtype)}
 
     for layer in target.layers:
-        target.changes.before(layer.attention, hook)
+        target.changes.before(layer.attention, attention_hook(change))
 
 
 def leaked(target: Target) -> None:

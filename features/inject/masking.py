@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from features.inject.attention import Tensor, additive, cached, neo_visible, visible
+from features.inject.attention import Tensor, additive, attention_hook, cached, neo_visible, visible
 from features.inject.target import Target
 
 Rule = Callable[[Tensor, nn.Module, int, int], Tensor]
@@ -29,16 +29,14 @@ def change_mask(target: Target, rule: Rule) -> None:
 
 
 def _hook(rule: Rule, window: Tensor | None) -> Callable:
-    def hook(module, args, kwargs):
-        hidden = args[0] if args else kwargs["hidden_states"]
+    def change(module, hidden, kwargs):
         past = cached(module, kwargs)
         seen = visible(module, hidden, kwargs.get("attention_mask"), past)
         if window is not None:
             seen = seen & neo_visible(window, seen.shape[-2], seen.shape[-1])
-        mask = additive(rule(seen, module, hidden.shape[0], past), hidden.dtype)
-        return args, {**kwargs, "attention_mask": mask}
+        return {"attention_mask": additive(rule(seen, module, hidden.shape[0], past), hidden.dtype)}
 
-    return hook
+    return attention_hook(change)
 
 
 def all_visible(target: Target) -> None:
