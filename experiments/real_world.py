@@ -20,7 +20,6 @@ import transformers
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from experiments.cases import Case, cases
@@ -31,6 +30,7 @@ from experiments.cases.runs import VERSIONS, Finished, bench_of, of_arch, run_ve
 from experiments.cases.training import seeds as seeds_of
 from experiments.engine.command import one_line_errors, registered, terminal
 from experiments.engine.manifest import keep, manifest
+from experiments.engine.parallel import progress_of
 from experiments.engine.reference_models import fit_reference
 from experiments.engine.source import BenchSource, data_fingerprint
 from features.bench import write_parquet
@@ -85,9 +85,8 @@ def real_world(
 def run_all(chosen: list[Case], seeds: tuple[int, ...], store: Path, console: Console) -> list[Finished]:
     """Both versions of every case, fixed first; those that the store holds are read back."""
     transformers.logging.set_verbosity_error()  # notices of renamed arguments, once per family
-    columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     finished = []
-    with warnings.catch_warnings(), Progress(*columns, console=console, transient=True) as progress:
+    with warnings.catch_warnings(), progress_of(console) as progress:
         warnings.simplefilter("ignore", FutureWarning)
         task = progress.add_task("", total=2 * len(chosen))
         for case in chosen:

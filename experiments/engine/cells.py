@@ -7,7 +7,6 @@ whose folder isn't there; a folder appears by rename, whole or not at all.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import resource
 import time
@@ -21,12 +20,12 @@ from threadpoolctl import threadpool_limits
 
 from baselines.technique import Technique, technique
 from experiments.engine.protocol import Fold, Split, outer_folds
+from experiments.engine.revision import digest_of, source_revision
 from experiments.engine.source import BenchSource, data_fingerprint
 from experiments.engine.tuning import Tuned, Tuning, tune
 from features.bench import Bench
 from features.files import new_folder
 
-ROOT = Path(__file__).resolve().parents[2]
 _CODE = (
     "baselines/**/*.py",
     "features/*.py",
@@ -64,8 +63,8 @@ class Cell:
             "technique": self.technique,
             "parameters": {k: repr(v) for k, v in sorted(self.estimator().get_params().items())},
             "data": _fingerprint(self.source),
-            "train": _digest(list(map(str, fold.train))),
-            "test": _digest(list(map(str, fold.test))),
+            "train": digest_of(list(map(str, fold.train))),
+            "test": digest_of(list(map(str, fold.test))),
             "seed": self.seed,
             "tuning": None if self.tuning is None else self.tuning.identity(),
             "code": code_revision(),
@@ -73,7 +72,7 @@ class Cell:
 
     def folder(self, store: Path) -> Path:
         """Where the result lies once it is computed."""
-        return store / f"{self.technique}-{self.fold}-{_digest(self.identity())}"
+        return store / f"{self.technique}-{self.fold}-{digest_of(self.identity())}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +124,9 @@ def read_cell(cell: Cell, folder: Path) -> CellResult:
     return CellResult(cell, pd.read_parquet(folder / "verdicts.parquet"), tuned, cost, history=history)
 
 
-@cache
 def code_revision() -> str:
-    """Hash of the sources that decide verdicts: an edit, committed or not, makes cells of old code void."""
-    digest = hashlib.sha256()
-    for path in sorted({p for pattern in _CODE for p in ROOT.glob(pattern)}):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    """Hash of the sources that decide verdicts."""
+    return source_revision(_CODE)
 
 
 def _judge(cell: Cell, bench: Bench, fold: Fold) -> CellResult:
@@ -178,7 +173,3 @@ def _folds(source: BenchSource, n_folds: int, split: Split, seed: int) -> list[F
 @cache
 def _fingerprint(source: BenchSource) -> str:
     return data_fingerprint(source.load())
-
-
-def _digest(value) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import warnings
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +24,15 @@ from experiments.engine.deletion import (
 )
 from experiments.engine.explanations import GROUP_SHAPLEY, Settings, exact_check, explain_runs, kinds_of, wide
 from experiments.engine.margins import Game, game_of
+from experiments.engine.revision import digest_of, source_revision
 from features.bench import Bench
 from features.files import new_folder
 from features.fpg import CATEGORY_GROUP
+
+_CODE = tuple(
+    f"experiments/engine/{name}.py"
+    for name in ("explain_cells", "explanations", "margins", "shapley", "deletion", "agreement")
+)
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,8 @@ class ExplainCell:
 
     def folder(self, store: Path) -> Path:
         """Where the tables lie once they are computed; named by all that decides them."""
-        identity = {"cell": self.cell.identity(), "settings": asdict(self.settings), "code": _code_revision()}
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        return store / f"explain-{self.cell.technique}-{self.cell.fold}-{digest}"
+        identity = {"cell": self.cell.identity(), "settings": asdict(self.settings), "code": source_revision(_CODE)}
+        return store / f"explain-{self.cell.technique}-{self.cell.fold}-{digest_of(identity)}"
 
 
 TABLES = ("verdicts", "groups", "columns", "prototypes", "deletion", "curves", "stability")
@@ -138,11 +141,3 @@ def _curve(margins: np.ndarray, runs: pd.Index, level: int, kind: str) -> pd.Dat
 
 def _as_file(columns: pd.DataFrame) -> pd.DataFrame:
     return columns.loc[:, (columns != 0).any()] if len(columns) else columns
-
-
-@cache
-def _code_revision() -> str:
-    digest = hashlib.sha256()
-    for name in ("explain_cells", "explanations", "margins", "shapley", "deletion", "agreement"):
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
-    return digest.hexdigest()[:12]

@@ -10,7 +10,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from experiments.engine.cells import ROOT, code_revision
+from experiments.engine.cells import code_revision
+from experiments.engine.revision import ROOT
 from features.bench import Bench
 from features.files import write_text
 

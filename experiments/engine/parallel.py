@@ -27,7 +27,7 @@ def run_cells(
     kept = {cell for cell in cells if cell.folder(store).exists()}
     results = {cell: run_cell(cell, store) for cell in kept}
     work = partial(run_cell, store=store)
-    with _progress(console) as progress, cluster(scheduler) as client:
+    with progress_of(console) as progress, cluster(scheduler) as client:
         task = progress.add_task("", total=len(cells), completed=len(kept))
         if client is not None:
             workers = sum(client.nthreads().values())
@@ -69,8 +69,10 @@ def cluster(scheduler: str | None) -> Iterator:
         yield client
 
 
-def _progress(console: Console) -> Progress:
+def progress_of(console: Console, what: str | None = None) -> Progress:
+    """Bar, count, time taken and left, and what was done last; `what` says first what is being done."""
     return Progress(
+        *([] if what is None else [TextColumn(what)]),
         BarColumn(30),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

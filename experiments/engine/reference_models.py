@@ -20,19 +20,19 @@ from pathlib import Path
 
 import joblib
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from baselines.technique import REGISTRY, Technique, technique
 from experiments.engine.calibration import Calibration
-from experiments.engine.cells import ROOT, code_revision
+from experiments.engine.cells import code_revision
 from experiments.engine.novelty import Novelty
+from experiments.engine.revision import ROOT, digest_of, source_revision
 from experiments.engine.source import BenchSource
 from features.bench import Bench, BenchError, log_path, read_parquet
 from features.files import new_folder
 
 CACHE = ROOT / ".cache" / "diagnose"
 RESULTS = ROOT / "results" / "comparison"
-_OWN_CODE = ("calibration", "novelty", "reference_models")
+_OWN_CODE = tuple(f"experiments/engine/{name}.py" for name in ("calibration", "novelty", "reference_models"))
 FOLDS = 5
 KEPT = 3
 """So many states of one item are kept: of several benches, or of a bench that grows."""
@@ -53,12 +53,11 @@ class Item:
         identity = {
             "source": repr(self.source),
             "data": _file_fingerprint(self.source),
-            "code": code_revision() + _own_revision(),
+            "code": code_revision() + source_revision(_OWN_CODE),
             "parameters": {k: repr(v) for k, v in sorted(parameters.items())},
             "seed": self.seed,
         }
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        return store / f"{self.name}-{self.source.arch or 'table'}-{digest}"
+        return store / f"{self.name}-{self.source.arch or 'table'}-{digest_of(identity)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +125,7 @@ def fit_reference(
 
 
 def _fit_missing(items: list[Item], store: Path, console: Console | None, workers: int) -> None:
-    from experiments.engine.parallel import side_by_side
+    from experiments.engine.parallel import progress_of, side_by_side
 
     store.mkdir(parents=True, exist_ok=True)
     items[0].source.load()  # a bench that can't be read is refused before any worker starts
@@ -136,15 +135,7 @@ def _fit_missing(items: list[Item], store: Path, console: Console | None, worker
     if console is None:
         list(work)
         return
-    with Progress(
-        TextColumn("fitting on the bench, once"),
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-    ) as progress:
+    with progress_of(console, "fitting on the bench, once") as progress:
         task = progress.add_task("", total=len(items))
         for name in work:
             progress.update(task, advance=1, description=name)
@@ -260,11 +251,3 @@ def _file_fingerprint(source: BenchSource) -> str:
         if file.is_file():
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-@cache
-def _own_revision() -> str:
-    digest = hashlib.sha256()
-    for name in _OWN_CODE:
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
-    return digest.hexdigest()[:12]

@@ -11,7 +11,7 @@ from typing import Literal
 import pandas as pd
 import yaml
 
-from experiments.engine.cells import ROOT
+from experiments.engine.revision import ROOT
 from features.bench import EMBEDDED, BenchError, read_parquet
 from features.taxonomy import ARCHITECTURES
 

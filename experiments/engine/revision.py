@@ -1,0 +1,28 @@
+"""Names for what decides a result: hashes of sources and of settings, by which kept results are found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def source_revision(patterns: tuple[str, ...]) -> str:
+    """Hash of the repository's files that match: an edit, committed or not, makes what old code computed void."""
+    digest = hashlib.sha256()
+    for path in sorted({p for pattern in patterns for p in ROOT.glob(pattern)}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def digest_of(value) -> str:
+    """Hash of anything that JSON can hold, whatever the order of its keys.
+
+    >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
