@@ -176,7 +176,8 @@ def confidences(technique: Technique, bench: Bench) -> pd.DataFrame:
     """How sure a fitted technique is of its verdict at each level: run × level, NaN where it has no guess.
 
     Trees: the probability of the predicted class. DEFault++: probabilities at Levels 1 and 2; at Level 3 the relative
-    margin, 1 − d(predicted) / d(nearest alternative), because distances are no probabilities.
+    margin, 1 − d(predicted) / d(nearest alternative), because distances are no probabilities; 0 where the
+    alternative is nearer.
     """
     if isinstance(technique, DefaultPlusPlus):
         return _defaultpp_confidences(technique.diagnoser_, bench)
@@ -313,5 +314,7 @@ def _defaultpp_confidences(diagnoser: Diagnoser, bench: Bench) -> pd.DataFrame:
         H = output.H.double().cpu().numpy()
         rivals = judgement.margins.alternative
         far = np.square(H - diagnoser.prototypes[rivals]).sum(axis=(1, 2))
-        table[3] = np.where((rivals >= 0) & (far > 0), judgement.margins.margin / np.where(far > 0, far, 1.0), np.nan)
+        share = judgement.margins.margin / np.where(far > 0, far, 1.0)
+        # Where a category has one class, its rival is of another category, which Level 2 has ruled out, near or not.
+        table[3] = np.where((rivals >= 0) & (far > 0), np.maximum(share, 0.0), np.nan)
     return table

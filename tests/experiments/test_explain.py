@@ -22,7 +22,7 @@ from experiments.engine.explanations import (
     kinds_of,
     shap_kind,
 )
-from experiments.engine.margins import game_of, why_unexplained
+from experiments.engine.margins import confidences, game_of, why_unexplained
 from experiments.engine.source import BenchSource
 from features.bench import BenchError
 from features.fpg import CATEGORY_GROUP
@@ -182,3 +182,14 @@ def test_runs_of_one_cause_have_no_margin_at_level_3(found):
     several = found.bench.labels[found.bench.faulty].groupby("category")["root_cause"].nunique() > 1
     assert set(explained) == set(guess.index[guess.map(several)])
     assert pd.isna(found.of("verdicts", trees).loc[guess.index[~guess.map(several)], "confidence_3"]).all()
+
+
+def test_a_nearer_prototype_of_another_category_leaves_no_confidence(toy_bench):
+    """The category is decided first; among prototypes dealt out to the wrong classes, few of it are the nearest."""
+    model = DefaultPlusPlus(max_epochs=10, patience=10, batch_size=16, learning_rate=5e-3).fit(toy_bench)
+    diagnoser = model.diagnoser_
+    model.diagnoser_ = replace(diagnoser, prototypes=diagnoser.prototypes[::-1].copy())
+    sure = confidences(model, toy_bench)
+    assert (model.diagnoser_.judge(toy_bench.X).margins.margin < 0).any()
+    assert (sure.isna() | (sure.ge(0) & sure.le(1))).all(axis=None)
+    assert (sure[3] == 0).any()
