@@ -114,8 +114,8 @@ class Boosting(Technique):
     def search_space(self, trial) -> dict:
         """Rounds, step, depth and column share."""
         return {
-            "n_estimators": trial.suggest_int("n_estimators", 40, 300, log=True),
+            "n_estimators": trial.suggest_int("n_estimators", 40, 200, log=True),
             "learning_rate": trial.suggest_float("learning_rate", 0.03, 0.3, log=True),
-            "max_depth": trial.suggest_int("max_depth", 2, 8),
-            "column_share": trial.suggest_float("column_share", 0.05, 1.0, log=True),
+            "max_depth": trial.suggest_int("max_depth", 2, 6),
+            "column_share": trial.suggest_float("column_share", 0.05, 0.5, log=True),
         }

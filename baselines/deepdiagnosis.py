@@ -109,7 +109,7 @@ class DeepDiagnosis(RuleTechnique):
     def search_space(self, trial) -> dict:
         """Thresholds around the published ones, and a tolerance for the tests of equality."""
         return {
-            "tolerance": trial.suggest_float("tolerance", 1e-9, 1e-2, log=True),
+            "tolerance": trial.suggest_categorical("tolerance", [0.0, 1e-8, 1e-6, 1e-4, 1e-2]),
             "vanishing": trial.suggest_float("vanishing", 1e-9, 1e-3, log=True),
             "dead_share": trial.suggest_float("dead_share", 0.5, 0.99),
             "saturated_share": trial.suggest_float("saturated_share", 0.2, 0.9),

@@ -152,6 +152,6 @@ class Forest(Technique):
         """Trees, columns per split, leaf size."""
         return {
             "n_estimators": trial.suggest_int("n_estimators", 50, 400, log=True),
-            "max_features": trial.suggest_float("max_features", 0.01, 0.5, log=True),
+            "max_features": trial.suggest_categorical("max_features", ["sqrt", 0.01, 0.05, 0.1, 0.3]),
             "min_samples_leaf": trial.suggest_int("min_samples_leaf", 1, 8),
         }

@@ -148,7 +148,7 @@ class Umlaut(RuleTechnique):
             "lr_high": trial.suggest_float("lr_high", 1e-4, 1e-1, log=True),
             "val_accuracy_limit": trial.suggest_float("val_accuracy_limit", 0.8, 1.0),
             "val_accuracy_margin": trial.suggest_float("val_accuracy_margin", 0.01, 0.3),
-            "tolerance": trial.suggest_float("tolerance", 1e-6, 1.0, log=True),
+            "tolerance": trial.suggest_categorical("tolerance", [0.0, 1e-4, 1e-3, 1e-2, 1e-1]),
         }
 
     def _late(self, series: RunLog | RunPhases) -> np.ndarray:

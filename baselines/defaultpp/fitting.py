@@ -189,14 +189,13 @@ def _select(
 
 def _objective(choices: DefaultPlusPlus, layout: Layout, targets: Targets) -> Objective:
     balanced = choices.detection_weights == "balanced"
-    entries = len(layout.widths) * layout.hidden
     return Objective(
         alpha=choices.alpha,
         lam=choices.lam,
         beta=choices.beta if choices.separation else 0.0,
         gamma=choices.gamma if choices.separation else 0.0,
         temperature=choices.temperature,
-        prototype_temperature=entries if choices.prototype_temperature is None else choices.prototype_temperature,
+        prototype_temperature=choices.prototype_temperature * len(layout.widths) * layout.hidden,
         detection_weights=inverse_frequency(targets.faulty, 2) if balanced else None,
         category_weights=inverse_frequency(targets.category, max(layout.n_categories, 1)),
         category_of_class=torch.tensor(layout.category_of_class, dtype=torch.long, device=targets.classes.device),

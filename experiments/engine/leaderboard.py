@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -146,6 +147,30 @@ def costs(judged: list[Judged]) -> pd.DataFrame:
         for entry in judged
         for r in entry.results
     )
+
+
+def tuned_parameters(judged: list[Judged]) -> pd.DataFrame:
+    """What tuning found, per tuned technique and outer fold, and what it was worth on the inner folds.
+
+    Columns: arch, technique, fold, trials, inner_default (the first trial: F1 of the defaults), inner_best, parameters
+    (JSON). On the outer fold the gain is usually less; the leaderboard has that.
+    """
+    rows = [
+        {
+            "arch": entry.bench.arch or "",
+            "technique": entry.name,
+            "fold": r.cell.fold,
+            "trials": len(r.tuned.trials),
+            "inner_default": r.tuned.trials["value"].iloc[0],
+            "inner_best": r.tuned.trials["value"].max(),
+            "parameters": json.dumps(r.tuned.parameters, sort_keys=True),
+        }
+        for entry in judged
+        for r in entry.results
+        if r.tuned is not None
+    ]
+    columns = ["arch", "technique", "fold", "trials", "inner_default", "inner_best", "parameters"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def show(board: pd.DataFrame, seconds: pd.Series, tied: set[tuple[str, int]], title: str, console: Console) -> None:

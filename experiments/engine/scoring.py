@@ -142,10 +142,16 @@ def _count(truth: pd.Series, predicted: pd.Series, pair: pd.Series, scored=None,
 
 def _join(table: pd.DataFrame, columns: list[str]) -> pd.Series:
     """One class name a row: "correct", "category" or "category/root cause"; ELSEWHERE where a part is missing."""
-    text = table[columns].astype(object)
-    joined = text.astype(str).agg(SEPARATOR.join, axis=1) if len(columns) > 1 else text[columns[0]].astype(str)
-    joined = joined.where(text.notna().all(axis=1), ELSEWHERE)
-    return joined.where(table["category"].astype(object) != CORRECT, CORRECT)
+    parts = [table[column].to_numpy(object) for column in columns]
+    names = [
+        CORRECT
+        if of_row[0] == CORRECT
+        else SEPARATOR.join(of_row)
+        if all(isinstance(p, str) for p in of_row)
+        else ELSEWHERE
+        for of_row in zip(*parts, strict=True)
+    ]
+    return pd.Series(names, index=table.index, dtype=object)
 
 
 def _nanmean(values: np.ndarray) -> np.ndarray:

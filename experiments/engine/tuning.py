@@ -93,7 +93,7 @@ def tune(key: str, estimator: Technique, train: Bench, tuning: Tuning, label: st
     while (done := len(_finished(study))) < tuning.trials and (deadline is None or time.monotonic() < deadline):
         running = len(study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]))
         if done + running == 0:
-            study.enqueue_trial(_defaults(estimator))
+            study.enqueue_trial(defaults_of(estimator))
         # Reseeded by what is finished, so that a killed study, resumed, draws what it would have drawn; moved on by
         # what others are running, so that several processes on one study don't draw the same point.
         study.sampler = optuna.samplers.TPESampler(seed=tuning.seed + done + 10_000 * running)
@@ -150,7 +150,7 @@ def tunable(estimator: Technique) -> bool:
     return bool(estimator.search_space(_RecordingTrial()))
 
 
-def _defaults(estimator: Technique) -> dict:
+def defaults_of(estimator: Technique) -> dict:
     """The default parameters, as far as the search space names them: the first trial, so that tuning can't lose."""
     trial = _RecordingTrial()
     estimator.search_space(trial)

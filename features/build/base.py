@@ -25,7 +25,6 @@ from features.files import replacing
 
 BASES = EMBEDDED / "bases"
 SEED = 20_260
-STEPS = {"encoder": 4000, "decoder": 2000}
 RATE = {"encoder": 1e-3, "decoder": 2e-3}
 BATCH = {"encoder": 64, "decoder": 32}
 POOL = 8_000
@@ -39,7 +38,7 @@ def base_path(chosen: Family) -> Path:
 
 def pretrain(chosen: Family, steps: int | None = None, pool: int = POOL, report=None) -> nn.Module:
     """Pretrain a family from its seed; `report(step, steps, loss)` is called after every step."""
-    steps = steps or STEPS[chosen.arch]
+    steps = steps or chosen.pretraining
     model = pretraining_model(chosen, SEED).train()
     if chosen.arch == "encoder":
         _start_with_words(model)

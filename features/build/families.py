@@ -32,7 +32,10 @@ PAD, CLS, SEP, MASK = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class Family:
-    """A model family; `checkpoint` is its name on the hub, `configuration` builds the tiny one from a depth."""
+    """A model family; `checkpoint` is its name on the hub, `configuration` builds the tiny one from a depth.
+
+    `pretraining` counts steps; encoders of half the depth need more of them to reach the quality that tasks ask for.
+    """
 
     name: str
     arch: Architecture
@@ -40,6 +43,7 @@ class Family:
     model_type: str
     checkpoint: str
     configuration: Callable[[int], object]
+    pretraining: int
 
 
 _SHARED = {"pad_token_id": PAD, "initializer_range": INITIAL_DEVIATION, "attn_implementation": "eager"}
@@ -126,13 +130,13 @@ def _gpt_neo(layers: int):
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family("bert", "encoder", 4, "bert", "bert-base-uncased", _bert),
-    Family("distilbert", "encoder", 2, "distilbert", "distilbert-base-uncased", _distilbert),
-    Family("roberta", "encoder", 4, "roberta", "roberta-base", _roberta),
-    Family("distilroberta", "encoder", 2, "roberta", "distilroberta-base", _roberta),
-    Family("gpt2", "decoder", 4, "gpt2", "gpt2", _gpt2),
-    Family("distilgpt2", "decoder", 2, "gpt2", "distilgpt2", _gpt2),
-    Family("gpt_neo", "decoder", 4, "gpt_neo", "EleutherAI/gpt-neo-125m", _gpt_neo),
+    Family("bert", "encoder", 4, "bert", "bert-base-uncased", _bert, 4_000),
+    Family("distilbert", "encoder", 2, "distilbert", "distilbert-base-uncased", _distilbert, 6_000),
+    Family("roberta", "encoder", 4, "roberta", "roberta-base", _roberta, 4_000),
+    Family("distilroberta", "encoder", 2, "roberta", "distilroberta-base", _roberta, 6_000),
+    Family("gpt2", "decoder", 4, "gpt2", "gpt2", _gpt2, 2_000),
+    Family("distilgpt2", "decoder", 2, "gpt2", "distilgpt2", _gpt2, 2_000),
+    Family("gpt_neo", "decoder", 4, "gpt_neo", "EleutherAI/gpt-neo-125m", _gpt_neo, 2_000),
 )
 
 

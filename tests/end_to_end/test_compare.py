@@ -58,6 +58,13 @@ def test_writes_tables_verdicts_and_manifest(finished):
     assert record["settings"]["seed"] == 0
 
 
+def test_tuned_parameters_are_kept_beside_what_they_were_worth(compared):
+    found = pd.read_csv(compared / "results" / "first" / "encoder" / "tuned.csv")
+    assert set(found["technique"]) == {"k-NN, tuned"} and sorted(found["fold"]) == [0, 1]
+    assert (found["trials"] == 2).all() and (found["inner_best"] >= found["inner_default"]).all()
+    assert set(json.loads(found["parameters"].iloc[0])) == {"n_neighbors", "weights"}
+
+
 def test_two_workers_give_the_same_bytes(finished, bench_file, tmp_path, repeatable):
     done = compare(tmp_path, "--bench", bench_file, *TECHNIQUES, "--workers", "2", "--name", "first", "--no-mlflow")
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Tuning finds what there is to find, inside the training rows only, and resumes."""
 
+import warnings
 from dataclasses import replace
 from typing import ClassVar
 
@@ -8,9 +9,9 @@ import optuna
 import pytest
 
 from baselines.simple import StratifiedDummy
-from baselines.technique import Technique, Verdicts
+from baselines.technique import REGISTRY, Technique, Verdicts, technique
 from experiments.engine.protocol import outer_folds
-from experiments.engine.tuning import Tuning, tunable, tune
+from experiments.engine.tuning import Tuning, defaults_of, tunable, tune
 
 
 class Threshold(Technique):
@@ -96,3 +97,15 @@ def test_nothing_to_tune_is_known():
 def test_search_space_gives_parameters_of_the_technique():
     trial = optuna.trial.FixedTrial({"cut": 0.5})
     assert Threshold().set_params(**Threshold().search_space(trial)).cut == 0.5
+
+
+@pytest.mark.parametrize("key", REGISTRY)
+def test_every_search_space_holds_its_own_defaults(key):
+    """The first trial is the defaults; a default outside the space would fail the whole study."""
+    estimator = technique(key)
+    defaults = defaults_of(estimator)
+    study = optuna.create_study()
+    study.enqueue_trial(defaults)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a value out of range Optuna only warns
+        assert estimator.search_space(study.ask()) == defaults
