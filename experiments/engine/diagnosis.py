@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from baselines.defaultpp.estimator import DefaultPlusPlus
 from baselines.rules import RuleTechnique
+from baselines.technique import Technique
 from experiments.engine.calibration import NEVER, Calibration, Rate
 from experiments.engine.novelty import Kind
 from experiments.engine.reference_models import Reference
@@ -120,7 +122,7 @@ def diagnose(run: Bench, reference: Reference, explain: bool = False) -> Diagnos
     )
 
 
-def _judged(technique, verdict: pd.Series, calibration: Calibration | None) -> dict:
+def _judged(technique: Technique, verdict: pd.Series, calibration: Calibration | None) -> dict:
     """One technique's verdict with its record on unseen runs."""
     faulty = bool(verdict["faulty"])
     category, cause = (v if isinstance(v, str) else None for v in (verdict["category"], verdict["root_cause"]))
@@ -131,7 +133,7 @@ def _judged(technique, verdict: pd.Series, calibration: Calibration | None) -> d
     exact = calibration.hit(category, cause) if named and cause is not None else NEVER
     return {
         "technique": technique.name,
-        "tool": getattr(technique, "tool", technique.name.split(" ")[0]),
+        "tool": _tool(technique),
         "score": float(verdict["score"]),
         "faulty": faulty,
         "probability": rate.value,
@@ -145,6 +147,13 @@ def _judged(technique, verdict: pd.Series, calibration: Calibration | None) -> d
         "hits_3": _counts(exact),
         "evidence": verdict["evidence"],
     }
+
+
+def _tool(technique: Technique) -> str:
+    """What variants of one technique have in common: "XGBoost" of "XGBoost (flat)", "DEFault++" of its ablations."""
+    if isinstance(technique, DefaultPlusPlus):
+        return "DEFault++"
+    return getattr(technique, "tool", technique.name.partition(" (")[0])
 
 
 def _counts(rate: Rate) -> str | None:

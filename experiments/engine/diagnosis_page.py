@@ -97,7 +97,7 @@ def to_json(diagnosis: Diagnosis) -> str:
 
 def _tables(diagnosis: Diagnosis, short: bool) -> list[tuple[str, pd.DataFrame]]:
     """Title and table of text, in the order of reading; parts without rows are left out."""
-    parts = dict(sections(diagnosis.sheet, every_rule=not short))
+    parts = dict(sections(diagnosis.sheet, full=not short))
     invariants = diagnosis.invariants.head(TERMINAL_INVARIANTS) if short else diagnosis.invariants
     ordered = [
         ("Is it a run of this kind?", _kind_rows(diagnosis)),

@@ -31,6 +31,7 @@ COUNT_COLUMNS = ("alike", "hits_2", "hits_3")
 RULE_COLUMNS = ("technique", "rule", "severity", "epoch", "layer", "observed", "threshold")
 SHOWN_PROTOTYPES = 5
 SHOWN_RULES = 8
+SHOWN_GROUPS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,7 @@ def to_html(sheet: VerdictSheet) -> str:
     truth = f"<p>Truth: {html.escape(_truth(sheet))}</p>" if sheet.truth else ""
     tables = "".join(
         f"<h4>{html.escape(title)}</h4>" + rows.to_html(index=False, border=0, escape=True)
-        for title, rows in sections(sheet)
+        for title, rows in sections(sheet, full=True)
     )
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in sheet.notes)
     return f'<section class="verdict-sheet">{head}{truth}{tables}{notes}</section>'
@@ -184,17 +185,26 @@ def draw(sheet: VerdictSheet, path: Path) -> list[Path]:
         return save(figure, path)
 
 
-def sections(sheet: VerdictSheet, every_rule: bool = False) -> list[tuple[str, pd.DataFrame]]:
-    """Title and table of text, for each part that has rows; without `every_rule`, the first few rules."""
-    groups = sheet.groups.map(lambda v: f"{v:+.2f}").rename_axis("group").reset_index()
+def sections(sheet: VerdictSheet, full: bool = False) -> list[tuple[str, pd.DataFrame]]:
+    """Title and table of text, for each part that has rows; unless `full`, the first few rules and strongest groups."""
+    groups = sheet.groups.map(lambda v: f"{v:+.2f}").rename_axis("group").reset_index() if full else _strongest(sheet)
     prototypes = sheet.prototypes.assign(distance=sheet.prototypes["distance"].map(lambda v: f"{v:.3g}"))
     parts = [
         ("Verdicts", _verdict_rows(sheet)),
         ("Groups (largest = 1)", groups),
         ("Nearest prototypes", prototypes),
-        ("Rules that fired", _rule_rows(sheet, None if every_rule else SHOWN_RULES)),
+        ("Rules that fired", _rule_rows(sheet, None if full else SHOWN_RULES)),
     ]
     return [(title, rows) for title, rows in parts if len(rows)]
+
+
+def _strongest(sheet: VerdictSheet) -> pd.DataFrame:
+    """An explanation per row: a terminal has no room for a column each."""
+    rows = []
+    for explanation, values in sheet.groups.items():
+        order = values.abs().sort_values(ascending=False, kind="stable").index[:SHOWN_GROUPS]
+        rows.append((explanation, ", ".join(f"{group} {values[group]:+.2f}" for group in order)))
+    return pd.DataFrame(rows, columns=["explanation", "strongest groups"])
 
 
 def _verdict_rows(sheet: VerdictSheet) -> pd.DataFrame:
@@ -208,7 +218,9 @@ def _verdict_rows(sheet: VerdictSheet) -> pd.DataFrame:
     guess = [[str(v) if isinstance(v, str) else "–" for v in table[c]] for c in ("category", "root_cause")]
     faulty = ["faulty" if v else "correct" for v in table["faulty"]]
     # What comes after "correct" is a guess, had it been faulty.
-    guess = [[g if f == "faulty" else f"[{g}]" for g, f in zip(column, faulty, strict=True)] for column in guess]
+    guess = [
+        [g if f == "faulty" or g == "–" else f"[{g}]" for g, f in zip(column, faulty, strict=True)] for column in guess
+    ]
     cells = [[a + b for a, b in zip(*both, strict=True)] for both in zip((faulty, *guess), sure, strict=True)]
     alike = {"such runs faulty": list(table["alike"].fillna("–"))} if "alike" in table else {}
     return pd.DataFrame(

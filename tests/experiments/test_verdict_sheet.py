@@ -1,5 +1,6 @@
 """The verdict sheet: what it says of a run with a known fault, and that all its forms say the same."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -11,7 +12,7 @@ from baselines.autotrainer import AutoTrainer
 from baselines.defaultpp.estimator import DefaultPlusPlus
 from baselines.simple import Forest, NearestNeighbours
 from experiments.engine.explanations import Settings
-from experiments.engine.verdict_sheet import RULE_COLUMNS, assemble, draw, to_html, to_rich, verdict_sheet
+from experiments.engine.verdict_sheet import RULE_COLUMNS, assemble, draw, sections, to_html, to_rich, verdict_sheet
 from features.bench import BenchError
 from features.fpg import CATEGORY_GROUP
 
@@ -67,6 +68,18 @@ def test_terminal_page_fits_100_columns(sheet):
     assert max(map(len, text.splitlines())) <= 100
     for word in (sheet.run, "Nearest prototypes", "Random forest", sheet.truth[1]):
         assert word in text
+
+
+def test_terminal_names_the_strongest_groups_of_each_explanation_whole(sheet):
+    values = pd.Series(
+        {"attention": 0.1, "residual_stream": -1.0, "ffn_output": 0.4, "qkv_alignment": 0.3, "kernel": 0.2}
+    )
+    many = replace(sheet, groups=pd.DataFrame({f"technique {i}: why": values for i in range(12)}))
+    brief, full = (dict(sections(many, full=f))["Groups (largest = 1)"] for f in (False, True))
+    expected = "residual_stream -1.00, ffn_output +0.40, qkv_alignment +0.30, kernel +0.20"
+    assert set(brief["strongest groups"]) == {expected}
+    assert list(brief["explanation"]) == list(many.groups)
+    assert full.shape == (5, 13)
 
 
 def test_html_is_well_formed_and_escaped(sheet):
