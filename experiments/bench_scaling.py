@@ -1,15 +1,18 @@
 """How time and memory of each technique grow with the number of runs.
 
-    python experiments/bench_scaling.py --arch encoder --rows 700 --rows 2800 --rows 11200 --rows 50000
+    python experiments/bench_scaling.py --arch encoder --limit 120
+    python experiments/bench_scaling.py --technique defaultpp --rows 700 --rows 50000
 
 Rows are drawn from the bench with replacement and jittered by a thousandth of each column's deviation, so that no
-two are the same to a tree. Each measurement is a process of its own, whose peak memory is its own too. One that takes
-longer than --limit is killed and stands in the table as such, and larger sizes of it are skipped.
+two are the same to a tree. Each measurement is a process of its own on one thread, whose peak memory is its own too.
+Seconds are processor time, so that other work on the machine counts little. A measurement that takes longer than
+--limit is killed and stands in the table as such, and larger sizes of it are skipped.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,15 +22,21 @@ from typing import Annotated
 import numpy as np
 import pandas as pd
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from baselines.technique import REGISTRY
 from baselines.technique import technique as make_technique
-from experiments.engine.command import Arch, one_line_errors, terminal
-from experiments.engine.source import BenchSource
+from experiments.engine.command import Arch, one_line_errors, registered, terminal
+from experiments.engine.manifest import keep, manifest
+from experiments.engine.source import BenchSource, data_fingerprint
 from features.bench import Bench
 from features.files import write_text
+
+PUBLISHED = (5_556, 50_000)
+"""Rows of the manuscript's bench, and about ten times as many."""
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -37,21 +46,28 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     arch: Arch = Arch.encoder,
     technique: Annotated[list[str] | None, typer.Option(help="Registry key; default: all that read vectors.")] = None,
-    rows: Annotated[list[int] | None, typer.Option(help="Training rows; repeat for several.")] = None,
-    limit: Annotated[float, typer.Option(help="Seconds after which a measurement is given up.")] = 600,
+    rows: Annotated[list[int] | None, typer.Option(help="Training rows; default: ×1, ×4, 5,556, 50,000.")] = None,
+    limit: Annotated[float, typer.Option(help="Seconds by the clock after which a measurement is given up.")] = 600,
     results: Path = Path("results/scaling"),
 ) -> None:
     """Measure and print seconds to fit, milliseconds to judge a run, and peak memory."""
     console = terminal()
-    sizes = sorted(rows or [700, 2800, 5556])
-    keys = technique or [key for key in REGISTRY if make_technique(key).needs == "vector"]
-    found = pd.DataFrame(row for key in keys for row in _measure_all(key, arch.value, sizes, limit, console))
-    write_text(results / f"{arch.value}.csv", found.to_csv(index=False, float_format="%.4g"))
-    table = Table("technique", *(f"{n} rows: fit s, judge ms, MiB" for n in sizes))
-    for name, part in found.groupby("technique", sort=False):
+    bench = BenchSource(arch=arch.value).load()
+    sizes = sorted(rows or {len(bench), 4 * len(bench), *PUBLISHED})
+    keys = registered(technique) if technique else [key for key in REGISTRY if make_technique(key).needs == "vector"]
+    record = manifest([bench], [data_fingerprint(bench)], rows=sizes, limit=limit, techniques=keys)
+    found = []
+    for key in keys:
+        found += _measure_all(key, arch.value, sizes, limit, console)
+        text = pd.DataFrame(found).to_csv(index=False, float_format="%.4g")
+        write_text(results / f"{arch.value}.csv", text)
+    keep(record, results / f"{arch.value}.json", results.parent)
+    table = Table("technique", *(f"{n:,} rows" for n in sizes), box=box.SIMPLE_HEAD)
+    for name, part in pd.DataFrame(found).groupby("technique", sort=False):
         cells = part.set_index("rows")
         table.add_row(name, *(_cell(cells.loc[n]) if n in cells.index else "–" for n in sizes))
     console.print(table)
+    console.print("[dim]seconds to fit, milliseconds to judge a run, MiB added[/dim]")
 
 
 def _measure_all(key: str, arch: str, sizes: list[int], limit: float, console: Console) -> list[dict]:
@@ -60,7 +76,7 @@ def _measure_all(key: str, arch: str, sizes: list[int], limit: float, console: C
         command = [sys.executable, __file__, "--child", key, arch, str(size)]
         console.print(f"[dim]{key}, {size} rows[/dim]")
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=os.environ | ONE_THREAD)
         except subprocess.TimeoutExpired:
             rows.append({"technique": key, "rows": size, "error": f"over {limit:.0f} s"})
             break
@@ -77,13 +93,13 @@ def measure(key: str, arch: str, size: int) -> dict:
 
     bench = resample(BenchSource(arch=arch).load(), size)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
+    started = time.process_time()
     fitted = make_technique(key).fit(bench)
-    fit = time.perf_counter() - started
+    fit = time.process_time() - started
     few = bench.take(np.arange(min(200, size)))
-    started = time.perf_counter()
+    started = time.process_time()
     fitted.predict(few)
-    judge = (time.perf_counter() - started) / len(few)
+    judge = (time.process_time() - started) / len(few)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "technique": key,
