@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.engine.command import one_line_errors
+from experiments.engine.novelty import single_path
 from experiments.engine.parallel import cluster
 from features.bench import EMBEDDED, BenchError, write_parquet
 from features.build.campaign import Campaign
 from features.build.card import card
 from features.build.outcome import Outcome, Store
 from features.build.sampling import pairs
-from features.build.table import attempts, bench_of, paired_of, survivors_of
+from features.build.table import attempts, bench_of, paired_of, singles_of, survivors_of
 from features.files import write_text
 from features.taxonomy import ARCHITECTURES
 
@@ -104,6 +105,7 @@ def _assemble(campaign: Campaign, arch, out: Path, console: Console) -> None:
     bench = bench_of(campaign, arch)
     bench.save(out / f"{arch}.parquet")
     write_parquet(paired_of(campaign, bench), out / f"{arch}.paired.parquet")
+    write_parquet(singles_of(campaign, bench), single_path(out / f"{arch}.parquet"))
     survivors = survivors_of(campaign, arch)
     if survivors is not None:
         survivors.save(out / f"survivors_{arch}.parquet")

@@ -8,6 +8,9 @@ no novelty by itself:
 * absent: share of the columns that no row of the bench lacks, but the run does;
 * beyond: share of the columns in which the run lies outside the bench's range.
 
+Rows of a bench may be means over seeds, which are steadier than any run. Where the bench has single runs beside it,
+they are what the measures are taken of.
+
 A run is out of distribution when the highest of its three percentiles is above what all but 5 % of held-out runs reach:
 one threshold, whatever the number of measures.
 """
@@ -15,6 +18,7 @@ one threshold, whatever the number of measures.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -92,9 +96,9 @@ class Space:
 class Novelty:
     """A bench as a measure of what is familiar.
 
-    held_out : (n, 3) measures of every row of the bench against the rows of the other pairs.
-    typical : median distance of a held-out row to its nearest one.
-    threshold : percentile that all but 5 % of held-out rows stay below in all measures.
+    held_out : (n, 3) measures of held-out runs (single ones, if there are any) against the rows of the other pairs.
+    typical : median distance of a held-out run to its nearest row.
+    threshold : percentile that all but 5 % of held-out runs stay below in all measures.
     """
 
     space: Space
@@ -143,17 +147,25 @@ class Novelty:
         )
 
 
-def fit_novelty(bench: Bench) -> Novelty:
+def single_path(path: Path) -> Path:
+    """The file beside a bench that holds single runs of its rows."""
+    return path.with_name(f"{path.stem}.single.parquet")
+
+
+def fit_novelty(bench: Bench, singles: pd.DataFrame | None = None) -> Novelty:
     """Learn what is familiar from a bench; its pairs are held out one at a time.
 
-    Raises BenchError if there are fewer than two pairs: nothing says then how far another pair may be.
+    `singles` holds single runs (run × column) of some of the rows, where rows are means. Raises BenchError if there are
+    fewer than two pairs: nothing says then how far another pair may be.
     """
     if bench.pair.nunique() < 2:
         raise BenchError(f"bench {bench.name!r} has one (model, task) pair; novelty takes at least two")
-    held_out, nearest = np.zeros((len(bench), len(MEASURES))), np.zeros(len(bench))
-    for pair in bench.pair.unique():
-        here = (bench.pair == pair).to_numpy()
-        others, X = bench.take(~here), bench.X[here]
+    runs = bench.X if singles is None else singles[list(bench.X.columns)]
+    pair_of = bench.pair.loc[runs.index]
+    held_out, nearest = np.zeros((len(runs), len(MEASURES))), np.zeros(len(runs))
+    for pair in pair_of.unique():
+        here = (pair_of == pair).to_numpy()
+        others, X = bench.take((bench.pair != pair).to_numpy()), runs[here]
         away = Space.of(others.X, others.faulty).distances(X)
         held_out[here] = _measures(away, X.to_numpy(), *_ranges(others.X))
         nearest[here] = away.min(axis=1)

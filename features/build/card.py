@@ -60,6 +60,7 @@ No number in it is simulated. Built by `python experiments/build_bench.py`, whic
 | `encoder.parquet`, `decoder.parquet` | a row per configuration: mean vector of its five seeds, labels, pair, meta |
 | `*.log.parquet` | the log of each row's first seed: a real run, not a mean |
 | `*.paired.parquet` | the same rows minus their clean twin; for research, since a user has no clean twin |
+| `*.single.parquet` | the vector of the first seed alone, of every fourth row: what a user has, who trains once |
 | `survivors_*.parquet` | mutants that were not killed; neither faulty nor correct, never mixed in |
 | `attempts.parquet` | every configuration that was run, discarded ones with the reason |
 | `bases/*.safetensors` | the pretrained bodies that all runs of a family start from (half precision) |"""

@@ -1,8 +1,8 @@
 """From finished configurations to the bench: one row each, the mean over its seeds, labels and what is known beside it.
 
-Three tables per architecture: the bench (killed mutants and as many correct runs), the survivors, and the `paired`
-encoding of the bench's rows: the vector minus that of the matched clean run. The log is that of the first seed, a real
-run rather than a mean.
+Four tables per architecture: the bench (killed mutants and as many correct runs), the survivors, the `paired` encoding
+of the bench's rows (the vector minus that of the matched clean run), and single runs. The log is that of the first
+seed, a real run rather than a mean.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from features.schema import LOG_METRICS, MACHINE_METRICS, metrics
 from features.taxonomy import CORRECT, Architecture
 
 SURVIVED = "survived"
+SINGLES_EVERY = 4
 NOT_RUN_OUT = (
     "a mutant's runs stop at its first seed that is not worse than the clean one: it has survived then, and "
     "n_seeds says how many seeds its row is the mean of"
@@ -59,6 +60,18 @@ def paired_of(campaign: Campaign, bench: Bench) -> pd.DataFrame:
     by_id = {o.id: o for o in _all(campaign)}
     rows = [_mean(by_id[run].vectors - _twin(campaign, by_id[run]).vectors) for run in bench.runs]
     return pd.DataFrame(np.stack(rows), index=bench.runs, columns=bench.X.columns)
+
+
+def singles_of(campaign: Campaign, bench: Bench) -> pd.DataFrame:
+    """The first seed's vector, of every `SINGLES_EVERY`th row of each pair: what a user has, who trains once.
+
+    A mean over five seeds is steadier than any of them, so that what is learned and calibrated on means flatters.
+    """
+    by_id = {o.id: o for o in _all(campaign)}
+    of_pair = pd.Series(np.arange(len(bench)), index=bench.runs).groupby(bench.pair, sort=False)
+    runs = bench.runs[of_pair.cumcount().to_numpy() % SINGLES_EVERY == 0]
+    rows = [by_id[run].vectors[0] for run in runs]
+    return pd.DataFrame(np.stack(rows).astype(np.float32), index=runs, columns=bench.X.columns)
 
 
 def attempts(campaign: Campaign) -> pd.DataFrame:

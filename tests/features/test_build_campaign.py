@@ -9,7 +9,7 @@ from features.build.base import base_path
 from features.build.campaign import FIRST_SETTINGS, Campaign, clean
 from features.build.families import family
 from features.build.outcome import Outcome, Store
-from features.build.table import attempts, bench_of, paired_of, survivors_of
+from features.build.table import attempts, bench_of, paired_of, singles_of, survivors_of
 from features.schema import LOG_COLUMNS, MACHINE_METRICS, columns
 from features.taxonomy import CORRECT, categories
 
@@ -122,3 +122,13 @@ def test_two_workers_of_a_dask_cluster_give_the_rows_of_one(finished, tmp_path):
         assert outcome.qualities == alone.qualities
         measured = [i for i, c in enumerate(alone.columns) if c.split("__")[0] not in MACHINE_METRICS]
         np.testing.assert_array_equal(outcome.vectors[:, measured], alone.vectors[:, measured])
+
+
+def test_single_runs_are_the_first_seed_of_some_rows_of_every_pair(finished):
+    bench = bench_of(finished, "encoder")
+    singles = singles_of(finished, bench)
+    assert set(bench.pair.loc[singles.index]) == set(bench.pair)
+    assert len(singles) == sum(-(-count // 4) for count in bench.pair.value_counts())
+    by_id = {o.id: o for of_pair in finished.clean.values() for o in of_pair.values()}
+    run = next(r for r in singles.index if r in by_id)
+    np.testing.assert_array_equal(singles.loc[run].to_numpy(), by_id[run].vectors[0])

@@ -1,0 +1,144 @@
+"""What a verdict is worth on a single run, where techniques are compared on means over five seeds.
+
+python experiments/single_runs.py
+python experiments/single_runs.py --arch encoder --technique forest --technique lightgbm-flat
+
+A bench in the manuscript's manner holds the mean vector of five seeds a row; who debugs a model has trained it once.
+Techniques are fitted on the means of the training pairs, as ever, and judge the held-out pairs twice: by mean and by
+the first seed alone, of the same rows. Writes results/single_runs/<bench>.csv.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import joblib
+import pandas as pd
+import typer
+from rich import box
+from rich.table import Table
+from threadpoolctl import threadpool_limits
+
+from baselines.technique import REGISTRY, Verdicts
+from baselines.technique import technique as make_technique
+from experiments.engine.cells import Cell
+from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
+from experiments.engine.leaderboard import title_of
+from experiments.engine.manifest import keep, manifest
+from experiments.engine.novelty import single_path
+from experiments.engine.parallel import progress_of, side_by_side
+from experiments.engine.scoring import confusion, false_alarm_rate, score
+from experiments.engine.source import BenchSource, data_fingerprint
+from features.bench import Bench, BenchError, read_parquet
+from features.files import write_text
+
+FORMS = ("mean", "single")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One technique on one outer fold of a bench of means, `source`, with single runs of its rows in `singles`."""
+
+    source: BenchSource
+    singles: Path
+    technique: str
+    fold: int
+    folds: int
+
+
+@app.command()
+@one_line_errors
+def single_runs(
+    arch: Annotated[Arch, typer.Option(help="Which architecture's runs.")] = Arch.both,
+    technique: Annotated[list[str] | None, typer.Option(help="Registry key; default: all that judge vectors.")] = None,
+    bench: Annotated[Path | None, typer.Option(help="Table of means, with single runs beside it.")] = None,
+    folds: Annotated[int, typer.Option(min=2)] = 5,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
+    results: Path = Path("results/single_runs"),
+) -> None:
+    """Judge held-out rows by mean and by first seed, print and write both scores."""
+    console = terminal()
+    keys = registered(technique) if technique else [k for k in REGISTRY if make_technique(k).needs == "vector"]
+    for source in sources(bench, None, arch):
+        path = single_path(Bench.embedded_path(source.arch) if source.path is None else Path(source.path))
+        if not path.exists():
+            raise BenchError(f"{path}: no single runs beside the bench; build_bench.py writes them")
+        means = source.load()
+        jobs = [Job(source, path, key, fold, folds) for fold in range(folds) for key in keys]
+        found = []
+        with progress_of(console) as progress:
+            task = progress.add_task("", total=len(jobs))
+            for verdicts in side_by_side(judge, jobs, workers or joblib.cpu_count()):
+                found.append(verdicts)
+                progress.update(task, advance=1, description=str(verdicts["technique"].iloc[0]))
+        served = {t.name: t.levels for t in map(make_technique, keys)}
+        table = scores(means, pd.concat(found).sort_index(kind="stable"), served)
+        title = title_of(means, "{}-{}")
+        write_text(results / f"{title}.csv", table.to_csv(index=False, float_format="%.4f"))
+        record = manifest([means], [data_fingerprint(means)], folds=folds, techniques=keys)
+        keep(record, results / f"{title}.json", results.parent)
+        console.print(_shown(table, title))
+
+
+def judge(job: Job) -> pd.DataFrame:
+    """Verdicts on the fold's held-out rows that have a single run, by either form, with columns technique and form."""
+    with warnings.catch_warnings(), threadpool_limits(1):
+        warnings.simplefilter("ignore")
+        means = job.source.load()
+        singles = read_parquet(job.singles)[list(means.X.columns)]
+        cell = Cell(job.source, job.technique, job.fold, job.folds)
+        fold = cell.outer_fold()
+        fitted = cell.estimator().fit(means.take(fold.train))
+        held_out = means.take(fold.test)
+        held_out = held_out.take(held_out.runs.isin(singles.index))
+        by_form = {"mean": held_out, "single": replace(held_out, X=singles.loc[held_out.runs])}
+        return pd.concat(
+            fitted.predict(runs).table.assign(technique=fitted.name, form=form) for form, runs in by_form.items()
+        )
+
+
+def scores(bench: Bench, verdicts: pd.DataFrame, served: dict[str, tuple[int, ...]]) -> pd.DataFrame:
+    """technique, level, mean, single (pooled `path` F1), runs, and at Level 1 alarms_mean and alarms_single.
+
+    `served` gives the levels of each technique, which stand in this order.
+    """
+    rows = []
+    for name, levels in served.items():
+        of_technique = verdicts[verdicts["technique"] == name]
+        for level in (n for n in levels if n in bench.levels):
+            row = {"technique": name, "level": level}
+            for form in FORMS:
+                guess = of_technique[of_technique["form"] == form].drop(columns=["technique", "form"])
+                labels, path = bench.labels.loc[guess.index], Verdicts(guess).path()
+                counts = confusion(labels, path, guess, bench.pair.loc[guess.index], level, "path")
+                row[form] = score(counts)["f1"]
+                row["runs"] = len(guess)
+                if level == 1:
+                    row[f"alarms_{form}"] = false_alarm_rate(labels, path)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _shown(table: pd.DataFrame, title: str) -> Table:
+    shown = Table(title=f"{title}: path F1 by mean of five seeds → by one", title_justify="left", box=box.SIMPLE_HEAD)
+    levels = sorted(table["level"].unique())
+    for head in ("technique", *(f"L{level}" for level in levels), "alarms"):
+        shown.add_column(head, justify="left" if head == "technique" else "right")
+    for name, rows in table.groupby("technique", sort=False):
+        by_level = rows.set_index("level")
+        cells = [
+            f"{by_level.loc[n, 'mean']:.3f} → {by_level.loc[n, 'single']:.3f}" if n in by_level.index else "–"
+            for n in levels
+        ]
+        alarms = f"{by_level.loc[1, 'alarms_mean']:.2f} → {by_level.loc[1, 'alarms_single']:.2f}"
+        shown.add_row(str(name), *cells, alarms)
+    return shown
+
+
+if __name__ == "__main__":
+    app()
