@@ -29,6 +29,7 @@ SMALLER = {
     "fine_tuning_with_recorder.py": "",
     "diagnose.py": "--bench toy.parquet --technique forest --workers 1",
     "real_world.py": "--case ai-edge-torch-6 --seeds 1 --technique dummy --workers 1 --results results",
+    "single_runs.py": "--arch encoder --technique knn --folds 2 --workers 1 --results results/single_runs",
     "bench_scaling.py": "--technique dummy --rows 40 --results results",
 }
 """What makes each program small enough for a test. A program that the README names and this lacks fails the test."""
