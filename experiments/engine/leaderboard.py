@@ -21,6 +21,9 @@ from experiments.engine.scoring import PROTOCOLS, Confusion, class_table, confus
 from experiments.engine.statistics import interval
 from features.bench import Bench
 
+TUNED = ", tuned"
+"""What follows a technique's name where its parameters were tuned."""
+
 
 @dataclass(frozen=True, eq=False)
 class Judged:
@@ -35,7 +38,7 @@ class Judged:
     @property
     def name(self) -> str:
         """As in the leaderboard."""
-        return self.estimator.name + (", tuned" if self.tuned else "")
+        return self.estimator.name + (TUNED if self.tuned else "")
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -205,17 +208,31 @@ def order(board: pd.DataFrame) -> list[str]:
 
 
 def markdown(board: pd.DataFrame, tied: set[tuple[str, int]] = frozenset()) -> str:
-    """The leaderboard as Markdown: `path` with intervals beside `paper`; ≈ marks a tie with the best of the level."""
+    """The leaderboard as Markdown: `path` with intervals beside `paper`; ≈ marks a tie with the best of the level.
+
+    What tuning made of a technique stands in its row, if anything was tuned; false alarms are the untuned ones.
+    """
     levels = sorted(board["level"].unique())
-    head = ["Technique", *(f"path L{n}" for n in levels), *(f"paper L{n}" for n in levels), "False alarms"]
+    is_tuned = board["technique"].str.endswith(TUNED)
+    beside = [f"tuned L{n}" for n in levels] if is_tuned.any() else []
+    head = ["Technique", *(f"path L{n}" for n in levels), *beside, *(f"paper L{n}" for n in levels), "False alarms"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for technique in order(board):
-        rows = board[board["technique"] == technique].set_index(["protocol", "level"])
+    for technique in order(board[~is_tuned]):
+        rows, tuned = (
+            board[board["technique"] == name].set_index(["protocol", "level"])
+            for name in (technique, technique + TUNED)
+        )
         cells = [technique, *(_path_cell(rows, n, "≈" if (technique, n) in tied else "") for n in levels)]
+        if beside:
+            cells += [_tuned_cell(tuned, n, "≈" if (technique + TUNED, n) in tied else "") for n in levels]
         cells += [_paper_cell(rows, n) for n in levels]
         cells.append(_short(rows.loc[("path", 1), "false_alarm_rate"]))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _tuned_cell(rows: pd.DataFrame, level: int, mark: str) -> str:
+    return _short(rows.loc[("path", level), "f1"]) + mark if ("path", level) in rows.index else "–"
 
 
 def _path_cell(rows: pd.DataFrame, level: int, mark: str) -> str:

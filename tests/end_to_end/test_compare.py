@@ -63,6 +63,12 @@ def test_tuned_parameters_are_kept_beside_what_they_were_worth(compared):
     assert set(found["technique"]) == {"k-NN, tuned"} and sorted(found["fold"]) == [0, 1]
     assert (found["trials"] == 2).all() and (found["inner_best"] >= found["inner_default"]).all()
     assert set(json.loads(found["parameters"].iloc[0])) == {"n_neighbors", "weights"}
+    board = pd.read_csv(compared / "results" / "first" / "encoder" / "leaderboard.csv")
+    row = board[(board["technique"] == "k-NN, tuned") & (board["level"] == 2) & (board["protocol"] == "path")]
+    lines = (compared / "results" / "first" / "encoder" / "leaderboard.md").read_text().splitlines()
+    head, (of_knn,) = lines[0].split(" | "), [line for line in lines if line.startswith("| k-NN")]
+    shown = of_knn.split(" | ")[head.index("tuned L2")].rstrip("≈")
+    assert float(shown) == pytest.approx(row["f1"].iloc[0], abs=6e-4)
 
 
 def test_two_workers_give_the_same_bytes(finished, bench_file, tmp_path, repeatable):
