@@ -18,6 +18,7 @@ from rich.console import Console
 
 from experiments.engine.command import one_line_errors
 from experiments.engine.figures import draw_all
+from experiments.engine.leaderboard import TUNED
 from experiments.engine.report import (
     board_rows,
     caveats,
@@ -95,7 +96,7 @@ def context(stored: Stored, results: Path) -> dict:
         "name": stored.name,
         "folder": stored.folder,
         "sections": SECTIONS,
-        "n_techniques": stored.board["technique"].nunique(),
+        "n_techniques": stored.board["technique"].str.removesuffix(TUNED).nunique(),
         "n_runs": sum(m["benches"][0]["runs"] for m in stored.manifests.values()),
         "architectures": [_architecture(stored, arch, results) for arch in stored.architectures],
         "level_names": {1: "is it broken?", 2: "which component?", 3: "which root cause?"},
