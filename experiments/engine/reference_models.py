@@ -31,7 +31,7 @@ from features.bench import Bench, BenchError, log_path, read_parquet
 from features.files import new_folder
 
 CACHE = ROOT / ".cache" / "diagnose"
-RESULTS = ROOT / "results" / "comparison"
+RESULTS = ROOT / "results" / "tuned"
 _OWN_CODE = tuple(f"experiments/engine/{name}.py" for name in ("calibration", "novelty", "reference_models"))
 FOLDS = 5
 KEPT = 3

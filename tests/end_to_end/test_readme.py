@@ -74,5 +74,5 @@ def test_options_that_the_readme_names_exist(option):
 
 @pytest.mark.parametrize("arch", ["encoder", "decoder"])
 def test_the_leaderboards_are_those_of_the_stored_comparison(arch):
-    stored = Path(__file__).resolve().parents[2] / "results" / "comparison" / arch / "leaderboard.md"
+    stored = Path(__file__).resolve().parents[2] / "results" / "tuned" / arch / "leaderboard.md"
     assert stored.read_text().strip() in README

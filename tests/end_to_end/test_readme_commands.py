@@ -49,6 +49,7 @@ def folder(tmp_path_factory, toy_maker):
     labels = {name: name for name in ("faulty", "category", "root_cause")}
     (folder / "my_columns.yaml").write_text(yaml.safe_dump(columns | labels))
     execute("python experiments/compare.py", folder)
+    execute("python experiments/compare.py --name tuned", folder)
     return folder
 
 
