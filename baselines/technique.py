@@ -85,6 +85,7 @@ class Technique(BaseEstimator):
     name : as it stands in the leaderboard (a property where it depends on the parameters).
     levels : the label levels it gives a verdict at.
     needs : "vector" (X), "log" (the long log) or "trace".
+    tool : what variants of one technique have in common.
     reference : paper or documentation it follows.
     family : heading under which it is listed.
     """
@@ -94,6 +95,11 @@ class Technique(BaseEstimator):
     needs: ClassVar[Literal["vector", "log", "trace"]] = "vector"
     reference: ClassVar[str] = ""
     family: ClassVar[str] = "learned"
+
+    @property
+    def tool(self) -> str:
+        """The name without what tells variants apart: "XGBoost" of "XGBoost (flat)"."""
+        return self.name.partition(" (")[0]
 
     def fit(self, bench: Bench) -> Technique:
         """Learn from the runs of `bench`; techniques without anything to learn return self."""

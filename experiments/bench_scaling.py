@@ -26,7 +26,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from baselines.technique import REGISTRY
 from baselines.technique import technique as make_technique
 from experiments.engine.command import Arch, one_line_errors, registered, terminal
 from experiments.engine.manifest import keep, manifest
@@ -54,13 +53,12 @@ def main(
     console = terminal()
     bench = BenchSource(arch=arch.value).load()
     sizes = sorted(rows or {len(bench), 4 * len(bench), *PUBLISHED})
-    keys = registered(technique) if technique else [key for key in REGISTRY if make_technique(key).needs == "vector"]
+    keys = registered(technique, needs="vector")
     record = manifest([bench], [data_fingerprint(bench)], rows=sizes, limit=limit, techniques=keys)
     found = []
     for key in keys:
         found += _measure_all(key, arch.value, sizes, limit, console)
-        text = pd.DataFrame(found).to_csv(index=False, float_format="%.4g")
-        write_text(results / f"{arch.value}.csv", text)
+        write_text(results / f"{arch.value}.csv", pd.DataFrame(found).to_csv(index=False, float_format="%.4g"))
     keep(record, results / f"{arch.value}.json", results.parent)
     table = Table("technique", *(f"{n:,} rows" for n in sizes), box=box.SIMPLE_HEAD)
     for name, part in pd.DataFrame(found).groupby("technique", sort=False):

@@ -21,9 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.engine.command import one_line_errors
-from experiments.engine.novelty import single_path
 from experiments.engine.parallel import cluster
-from features.bench import EMBEDDED, BenchError, write_parquet
+from features.bench import EMBEDDED, BenchError, single_path, write_parquet
 from features.build.campaign import Campaign
 from features.build.card import card
 from features.build.outcome import Outcome, Store

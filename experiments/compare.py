@@ -166,6 +166,7 @@ def _write(folder: Path, judged, board, tests, rules, cost) -> None:
             critical_difference_figure(matrix, f"Level {level}, path F1", figure)
     write_text(folder / "classes.csv", board_of.class_scores(judged).to_csv(index=False, float_format="%.6f"))
     write_text(folder / "costs.csv", cost.to_csv(index=False, float_format="%.3f"))
+    (folder / "tuned.csv").unlink(missing_ok=True)  # an earlier comparison's may lie there
     if len(tuned := board_of.tuned_parameters(judged)):
         write_text(folder / "tuned.csv", tuned.to_csv(index=False, float_format="%.6f"))
     told = [

@@ -11,7 +11,7 @@ the first seed alone, of the same rows. Writes results/single_runs/<bench>.csv.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,33 +22,21 @@ from rich import box
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from baselines.technique import REGISTRY, Verdicts
+from baselines.technique import Verdicts
 from baselines.technique import technique as make_technique
 from experiments.engine.cells import Cell
 from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
 from experiments.engine.leaderboard import title_of
 from experiments.engine.manifest import keep, manifest
-from experiments.engine.novelty import single_path
 from experiments.engine.parallel import progress_of, side_by_side
 from experiments.engine.scoring import confusion, false_alarm_rate, score
-from experiments.engine.source import BenchSource, data_fingerprint
-from features.bench import Bench, BenchError, read_parquet
+from experiments.engine.source import data_fingerprint
+from features.bench import Bench, BenchError, read_parquet, single_path
 from features.files import write_text
 
 FORMS = ("mean", "single")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One technique on one outer fold of a bench of means, `source`, with single runs of its rows in `singles`."""
-
-    source: BenchSource
-    singles: Path
-    technique: str
-    fold: int
-    folds: int
 
 
 @app.command()
@@ -63,13 +51,12 @@ def single_runs(
 ) -> None:
     """Judge held-out rows by mean and by first seed, print and write both scores."""
     console = terminal()
-    keys = registered(technique) if technique else [k for k in REGISTRY if make_technique(k).needs == "vector"]
+    keys = registered(technique, needs="vector")
     for source in sources(bench, None, arch):
-        path = single_path(Bench.embedded_path(source.arch) if source.path is None else Path(source.path))
-        if not path.exists():
+        if not (path := single_path(source.file)).exists():
             raise BenchError(f"{path}: no single runs beside the bench; build_bench.py writes them")
         means = source.load()
-        jobs = [Job(source, path, key, fold, folds) for fold in range(folds) for key in keys]
+        jobs = [Cell(source, key, fold, folds) for fold in range(folds) for key in keys]
         found = []
         with progress_of(console) as progress:
             task = progress.add_task("", total=len(jobs))
@@ -85,13 +72,12 @@ def single_runs(
         console.print(_shown(table, title))
 
 
-def judge(job: Job) -> pd.DataFrame:
-    """Verdicts on the fold's held-out rows that have a single run, by either form, with columns technique and form."""
+def judge(cell: Cell) -> pd.DataFrame:
+    """Verdicts on the cell's held-out rows that have a single run, by either form, with columns technique and form."""
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
-        means = job.source.load()
-        singles = read_parquet(job.singles)[list(means.X.columns)]
-        cell = Cell(job.source, job.technique, job.fold, job.folds)
+        means = cell.source.load()
+        singles = read_parquet(single_path(cell.source.file))[list(means.X.columns)]
         fold = cell.outer_fold()
         fitted = cell.estimator().fit(means.take(fold.train))
         held_out = means.take(fold.test)

@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.files import replacing
-from features.taxonomy import CORRECT, Architecture
+from features.taxonomy import ARCHITECTURES, CORRECT, Architecture
 
 LABELS = ("faulty", "category", "root_cause")
 
@@ -145,8 +145,10 @@ class Bench:
         return path
 
     @staticmethod
-    def embedded_path(arch: Architecture) -> Path:
-        """The file of the embedded bench of this architecture."""
+    def embedded_path(arch: Architecture | None) -> Path:
+        """The file of the embedded bench of this architecture. Raises BenchError if it isn't said."""
+        if arch not in ARCHITECTURES:
+            raise BenchError("the embedded bench comes per architecture; say encoder or decoder")
         return EMBEDDED / f"{arch}.parquet"
 
     @classmethod
@@ -194,6 +196,11 @@ EMBEDDED = Path(__file__).parent / "data"
 def log_path(path: Path) -> Path:
     """The file beside a bench that holds its long log."""
     return path.with_name(f"{path.stem}.log.parquet")
+
+
+def single_path(path: Path) -> Path:
+    """The file beside a bench of means that holds single runs (run × column) of some of its rows."""
+    return path.with_name(f"{path.stem}.single.parquet")
 
 
 def read_parquet(path: Path) -> pd.DataFrame:

@@ -80,9 +80,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _own(path: Path | str | None, arch: Architecture | None, machine: bool, without_groups: tuple[str, ...]) -> Bench:
-    if path is None and arch is None:
-        raise BenchError("the embedded bench comes per architecture; say encoder or decoder")
-    bench = Bench.load(path, arch or "encoder")
+    bench = Bench.load(Bench.embedded_path(arch) if path is None else path)
     if arch is not None and bench.arch != arch:
         raise BenchError(f"{path}: holds {bench.arch} runs, not {arch} runs; name the other file or architecture")
     routing = route(bench.X.columns)

@@ -67,6 +67,7 @@ class DefaultPlusPlus(Technique):
     levels = (1, 2, 3)
     needs = "vector"
     family = "learned"
+    tool = "DEFault++"
     reference = "DEFault++ manuscript, 2026: hierarchical fault detection and diagnosis for transformer architectures"
 
     def __init__(

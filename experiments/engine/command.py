@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from baselines.technique import REGISTRY
+from baselines.technique import REGISTRY, technique
 from experiments.engine.source import BenchSource
 from features.bench import BenchError
 from features.taxonomy import ARCHITECTURES
@@ -47,9 +47,12 @@ def sources(bench: Path | None, map: str | None, arch: Arch, **options) -> list[
     return [BenchSource(str(bench), map, None if arch == Arch.both else arch.value, **options)]
 
 
-def registered(chosen: list[str] | None) -> list[str]:
-    """The chosen registry keys, or all of them. Raises BenchError listing what there is."""
+def registered(chosen: list[str] | None, needs: str | None = None) -> list[str]:
+    """The chosen registry keys, or all of them, or all that need a "vector" or "log".
+
+    Raises BenchError listing what there is.
+    """
     for key in chosen or ():
         if key not in REGISTRY:
             raise BenchError(f"no technique {key!r}; known: {', '.join(REGISTRY)}")
-    return chosen or list(REGISTRY)
+    return chosen or [key for key in REGISTRY if needs in (None, technique(key).needs)]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from baselines.defaultpp.estimator import DefaultPlusPlus
 from baselines.rules import RuleTechnique
 from baselines.technique import Technique
 from experiments.engine.calibration import NEVER, Calibration, Rate
@@ -133,7 +132,7 @@ def _judged(technique: Technique, verdict: pd.Series, calibration: Calibration |
     exact = calibration.hit(category, cause) if named and cause is not None else NEVER
     return {
         "technique": technique.name,
-        "tool": _tool(technique),
+        "tool": technique.tool,
         "score": float(verdict["score"]),
         "faulty": faulty,
         "probability": rate.value,
@@ -147,13 +146,6 @@ def _judged(technique: Technique, verdict: pd.Series, calibration: Calibration |
         "hits_3": _counts(exact),
         "evidence": verdict["evidence"],
     }
-
-
-def _tool(technique: Technique) -> str:
-    """What variants of one technique have in common: "XGBoost" of "XGBoost (flat)", "DEFault++" of its ablations."""
-    if isinstance(technique, DefaultPlusPlus):
-        return "DEFault++"
-    return getattr(technique, "tool", technique.name.partition(" (")[0])
 
 
 def _counts(rate: Rate) -> str | None:

@@ -172,8 +172,7 @@ def tuned_parameters(judged: list[Judged]) -> pd.DataFrame:
         for r in entry.results
         if r.tuned is not None
     ]
-    columns = ["arch", "technique", "fold", "trials", "inner_default", "inner_best", "parameters"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows)
 
 
 def show(board: pd.DataFrame, seconds: pd.Series, tied: set[tuple[str, int]], title: str, console: Console) -> None:
@@ -193,7 +192,7 @@ def show(board: pd.DataFrame, seconds: pd.Series, tied: set[tuple[str, int]], ti
         rows = board[board["technique"] == technique].set_index(["protocol", "level"])
         # A hard space keeps the numbers of a column below each other.
         path = [_path_cell(rows, n, "≈" if (technique, n) in tied else "\u00a0") for n in levels]
-        paper = " ".join(_paper_cell(rows, n).rjust(4) for n in levels)
+        paper = " ".join(_plain_cell(rows, "paper", n).rjust(4) for n in levels)
         accuracy = [f"{rows.loc[('path', 1), column]:.3f}" for column in extra]
         alarms = _short(rows.loc[("path", 1), "false_alarm_rate"], 2)
         table.add_row(technique, *path, paper, *accuracy, alarms, f"{seconds.get(technique, float('nan')):.0f}")
@@ -224,15 +223,12 @@ def markdown(board: pd.DataFrame, tied: set[tuple[str, int]] = frozenset()) -> s
         )
         cells = [technique, *(_path_cell(rows, n, "≈" if (technique, n) in tied else "") for n in levels)]
         if beside:
-            cells += [_tuned_cell(tuned, n, "≈" if (technique + TUNED, n) in tied else "") for n in levels]
-        cells += [_paper_cell(rows, n) for n in levels]
+            marks = ["≈" if (technique + TUNED, n) in tied else "" for n in levels]
+            cells += [_plain_cell(tuned, "path", n) + mark for n, mark in zip(levels, marks, strict=True)]
+        cells += [_plain_cell(rows, "paper", n) for n in levels]
         cells.append(_short(rows.loc[("path", 1), "false_alarm_rate"]))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _tuned_cell(rows: pd.DataFrame, level: int, mark: str) -> str:
-    return _short(rows.loc[("path", level), "f1"]) + mark if ("path", level) in rows.index else "–"
 
 
 def _path_cell(rows: pd.DataFrame, level: int, mark: str) -> str:
@@ -243,8 +239,8 @@ def _path_cell(rows: pd.DataFrame, level: int, mark: str) -> str:
     return _short(row["f1"]) + bounds + mark
 
 
-def _paper_cell(rows: pd.DataFrame, level: int) -> str:
-    return _short(rows.loc[("paper", level), "f1"]) if ("paper", level) in rows.index else "–"
+def _plain_cell(rows: pd.DataFrame, protocol: str, level: int) -> str:
+    return _short(rows.loc[(protocol, level), "f1"]) if (protocol, level) in rows.index else "–"
 
 
 def _short(value: float, digits: int = 3) -> str:

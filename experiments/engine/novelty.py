@@ -18,7 +18,6 @@ one threshold, whatever the number of measures.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -145,11 +144,6 @@ class Novelty:
         return table.assign(
             pair=self.pair.iloc[chosen].to_numpy(), distance=away[chosen], ratio=away[chosen] / self.typical
         )
-
-
-def single_path(path: Path) -> Path:
-    """The file beside a bench that holds single runs of its rows."""
-    return path.with_name(f"{path.stem}.single.parquet")
 
 
 def fit_novelty(bench: Bench, singles: pd.DataFrame | None = None) -> Novelty:

@@ -24,10 +24,10 @@ from rich.console import Console
 from baselines.technique import REGISTRY, Technique, technique
 from experiments.engine.calibration import Calibration
 from experiments.engine.cells import code_revision
-from experiments.engine.novelty import Novelty, single_path
+from experiments.engine.novelty import Novelty
 from experiments.engine.revision import ROOT, digest_of, source_revision
 from experiments.engine.source import BenchSource
-from features.bench import Bench, BenchError, log_path, read_parquet
+from features.bench import Bench, BenchError, log_path, read_parquet, single_path
 from features.files import new_folder
 
 CACHE = ROOT / ".cache" / "diagnose"
@@ -166,7 +166,7 @@ def _forget_old(item: Item, store: Path) -> None:
 def _novelty(item: Item) -> Novelty:
     from experiments.engine.novelty import fit_novelty
 
-    beside = single_path(_path(item.source))
+    beside = single_path(item.source.file)
     return fit_novelty(item.source.load(), read_parquet(beside) if beside.exists() else None)
 
 
@@ -236,7 +236,7 @@ def _estimator(key: str, seed: int) -> Technique:
 @cache
 def _file_fingerprint(source: BenchSource) -> str:
     """Hash of the files that a source reads: a few milliseconds, where the bench's own takes a second."""
-    path = _path(source)
+    path = source.file
     if not path.exists():
         raise BenchError(f"{path}: no such file; check the path of the bench")
     digest = hashlib.sha256()
@@ -245,14 +245,3 @@ def _file_fingerprint(source: BenchSource) -> str:
         if file.is_file():
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _path(source: BenchSource) -> Path:
-    """Where the table of a source lies."""
-    from features.taxonomy import ARCHITECTURES
-
-    if source.path is not None:
-        return Path(source.path)
-    if source.arch not in ARCHITECTURES:
-        raise BenchError("the embedded bench comes per architecture; say encoder or decoder")
-    return Bench.embedded_path(source.arch)

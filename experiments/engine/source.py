@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,11 @@ class BenchSource:
     include_machine_columns: bool = False
     survivors: str = "drop"
     blocks: int | None = None
+
+    @property
+    def file(self) -> Path:
+        """Where its table lies. Raises BenchError if it is the embedded bench of no architecture."""
+        return Bench.embedded_path(self.arch) if self.path is None else Path(self.path)
 
     def load(self) -> Bench:
         """Read the bench (once a process). Raises BenchError on bad input."""

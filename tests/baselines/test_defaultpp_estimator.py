@@ -8,8 +8,10 @@ import pytest
 import torch
 from sklearn.base import clone
 
+from baselines.defaultpp import fitting
 from baselines.defaultpp.estimator import DefaultPlusPlus
 from baselines.defaultpp.fitting import inner_splits
+from baselines.defaultpp.losses import Objective
 from features.bench import Bench, BenchError
 from features.schema import columns, groups
 
@@ -43,13 +45,19 @@ def test_learns_what_the_toy_bench_was_made_of(fitted, halves):
     assert (own["root_cause"] == train.labels["root_cause"])[train.faulty].mean() > 0.9
 
 
-def test_the_prototype_loss_takes_mean_differences_by_default(toy_maker):
+def test_the_prototype_loss_takes_mean_differences_by_default(toy_maker, monkeypatch):
     """τ_p = G·h by default; with 1/(G·h) the loss takes sums, as with τ_p = 1, and training differs."""
+    taken = []
+    monkeypatch.setattr(
+        fitting, "Objective", lambda **terms: taken.append(terms["prototype_temperature"]) or Objective(**terms)
+    )
     train = thinned(toy_maker(n_pairs=4, per_pair=40, n_causes=18))
     assert train.labels.loc[train.faulty, ["category", "root_cause"]].drop_duplicates()["category"].duplicated().any()
     entries = 12 * DefaultPlusPlus().hidden
     mean, summed = (DefaultPlusPlus(**QUICK, prototype_temperature=t).fit(train) for t in (1.0, 1 / entries))
-    assert DefaultPlusPlus().prototype_temperature == 1.0
+    assert sorted(set(taken)) == pytest.approx([1.0, entries])
+    assert taken[0] == entries
+    assert not mean.history_.equals(summed.history_)
     assert summed.history_["loss"].iloc[0] > mean.history_["loss"].iloc[0]
 
 

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.engine.novelty import fit_novelty, single_path
+from experiments.engine.novelty import fit_novelty
 from experiments.single_runs import app
+from features.bench import single_path
 
 
 @pytest.fixture(scope="module")
