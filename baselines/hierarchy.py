@@ -97,26 +97,40 @@ class HierarchicalModel:
         return Verdicts.build(X.index, score, score >= 0.5, category, root_cause)
 
 
-def fit_flat(make: Callable[[], BaseEstimator], X: pd.DataFrame, labels: pd.DataFrame) -> FlatModel:
-    """Fit one classifier over (category, root cause), or over whatever levels the labels carry."""
-    return FlatModel(make().fit(X, _joined(labels)))
+def fit_flat(
+    make: Callable[[], BaseEstimator], X: pd.DataFrame, labels: pd.DataFrame, groups: pd.Series | None = None
+) -> FlatModel:
+    """Fit one classifier over (category, root cause), or over whatever levels the labels carry.
+
+    `groups` (of the runs of X) goes to classifiers whose `fit` takes it as a third argument.
+    """
+    return FlatModel(_fitted(make, X, _joined(labels), groups))
 
 
-def fit_hierarchical(make: Callable[[], BaseEstimator], X: pd.DataFrame, labels: pd.DataFrame) -> HierarchicalModel:
-    """Fit Level 1 on all rows and Levels 2 and 3 on faulty ones. Raises ValueError if a level has no row."""
+def fit_hierarchical(
+    make: Callable[[], BaseEstimator], X: pd.DataFrame, labels: pd.DataFrame, groups: pd.Series | None = None
+) -> HierarchicalModel:
+    """Fit Level 1 on all rows and Levels 2 and 3 on faulty ones. Raises ValueError if a level has no row.
+
+    `groups` as in `fit_flat`.
+    """
     faulty = labels["faulty"].to_numpy(bool)
     if faulty.all() or not faulty.any():
         raise ValueError("the training rows are all of one Level-1 class; use fewer folds or a larger bench")
-    detector = make().fit(X, faulty)
+    detector = _fitted(make, X, faulty, groups)
     known = faulty & labels["category"].notna().to_numpy()
     if not known.any():
         return HierarchicalModel(detector, None, {})
-    categoriser = make().fit(X[known], labels.loc[known, "category"].to_numpy(str))
+    categoriser = _fitted(make, X[known], labels.loc[known, "category"].to_numpy(str), groups)
     diagnosers = {
-        category: make().fit(X.loc[rows.index], rows["root_cause"].to_numpy(str))
+        category: _fitted(make, X.loc[rows.index], rows["root_cause"].to_numpy(str), groups)
         for category, rows in labels[known & labels["root_cause"].notna().to_numpy()].groupby("category", sort=True)
     }
     return HierarchicalModel(detector, categoriser, diagnosers)
+
+
+def _fitted(make: Callable[[], BaseEstimator], X: pd.DataFrame, y: np.ndarray, groups: pd.Series | None):
+    return make().fit(X, y) if groups is None else make().fit(X, y, groups.loc[X.index])
 
 
 def _joined(labels: pd.DataFrame) -> np.ndarray:

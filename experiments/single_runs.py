@@ -5,13 +5,12 @@ python experiments/single_runs.py --arch encoder --technique forest --technique 
 
 A bench in the manuscript's manner holds the mean vector of five seeds a row; who debugs a model has trained it once.
 Techniques are fitted on the means of the training pairs, as ever, and judge the held-out pairs twice: by mean and by
-the first seed alone, of the same rows. Writes results/single_runs/<bench>.csv.
+the first seed alone, of the same rows. Writes results/single_runs/<bench>.csv and, for the confidences of diagnose.py,
+the verdicts on single runs.
 """
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,21 +19,18 @@ import pandas as pd
 import typer
 from rich import box
 from rich.table import Table
-from threadpoolctl import threadpool_limits
 
 from baselines.technique import Verdicts
 from baselines.technique import technique as make_technique
 from experiments.engine.cells import Cell
 from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
-from experiments.engine.leaderboard import title_of
 from experiments.engine.manifest import keep, manifest
 from experiments.engine.parallel import progress_of, side_by_side
 from experiments.engine.scoring import confusion, false_alarm_rate, score
+from experiments.engine.single_verdicts import FORMS, file_title, judge_forms, keep_single_verdicts
 from experiments.engine.source import data_fingerprint
-from features.bench import Bench, BenchError, read_parquet, single_path
+from features.bench import Bench, BenchError, single_path
 from features.files import write_text
-
-FORMS = ("mean", "single")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -60,32 +56,18 @@ def single_runs(
         found = []
         with progress_of(console) as progress:
             task = progress.add_task("", total=len(jobs))
-            for verdicts in side_by_side(judge, jobs, workers or joblib.cpu_count()):
+            for verdicts in side_by_side(judge_forms, jobs, workers or joblib.cpu_count()):
                 found.append(verdicts)
                 progress.update(task, advance=1, description=str(verdicts["technique"].iloc[0]))
-        served = {t.name: t.levels for t in map(make_technique, keys)}
-        table = scores(means, pd.concat(found).sort_index(kind="stable"), served)
-        title = title_of(means, "{}-{}")
+        made = {key: make_technique(key) for key in keys}
+        verdicts = pd.concat(found).sort_index(kind="stable")
+        table = scores(means, verdicts, {t.name: t.levels for t in made.values()})
+        title = file_title(means)
+        keep_single_verdicts(verdicts, results, means, {t.name: key for key, t in made.items()})
         write_text(results / f"{title}.csv", table.to_csv(index=False, float_format="%.4f"))
         record = manifest([means], [data_fingerprint(means)], folds=folds, techniques=keys)
         keep(record, results / f"{title}.json", results.parent)
         console.print(_shown(table, title))
-
-
-def judge(cell: Cell) -> pd.DataFrame:
-    """Verdicts on the cell's held-out rows that have a single run, by either form, with columns technique and form."""
-    with warnings.catch_warnings(), threadpool_limits(1):
-        warnings.simplefilter("ignore")
-        means = cell.source.load()
-        singles = read_parquet(single_path(cell.source.file))[list(means.X.columns)]
-        fold = cell.outer_fold()
-        fitted = cell.estimator().fit(means.take(fold.train))
-        held_out = means.take(fold.test)
-        held_out = held_out.take(held_out.runs.isin(singles.index))
-        by_form = {"mean": held_out, "single": replace(held_out, X=singles.loc[held_out.runs])}
-        return pd.concat(
-            fitted.predict(runs).table.assign(technique=fitted.name, form=form) for form, runs in by_form.items()
-        )
 
 
 def scores(bench: Bench, verdicts: pd.DataFrame, served: dict[str, tuple[int, ...]]) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 Everything is learned from outer-fold verdicts, in which no run was judged by a model that had seen its (model, task)
 pair. Level 1: a score becomes a probability by a logistic curve over it (Platt 1999); where a technique gives few
 different scores, as most rules do, by the share of faulty runs under the same verdict. Levels 2 and 3: the share of
-runs put into a class that were of that class.
+runs put into a class that were of that class, drawn towards that of all classes.
 
 The logistic curve was chosen once over isotonic regression, on the embedded benches under grouped cross-validation
 (`compare_methods`): their Brier scores are alike, its calibration error is smaller, and its probabilities never end in
@@ -21,6 +21,8 @@ FEW_SCORES = 10
 """With so many different scores or fewer, a score is a verdict and no ranking."""
 ALIKE = 25
 """So many outer-fold runs of nearest score are counted beside a probability."""
+PRIOR = 5
+"""How many runs the hit rate over all classes counts as in that of one class."""
 METHODS = ("sigmoid", "isotonic")
 
 
@@ -71,8 +73,17 @@ class Calibration:
         return Rate(float(_logistic(np.array([score]), self.curve)[0]), int(self.faulty[alike].sum()), int(alike.sum()))
 
     def hit(self, category: str, root_cause: str | None = None) -> Rate:
-        """How often a run that this technique called faulty and named so was of that class."""
-        return self.named.get((category, root_cause), NEVER)
+        """How often a run that this technique called faulty and named so was of that class.
+
+        Few runs are named so: `value` is drawn towards the share of all names of that level that were right, as if
+        `PRIOR` more runs had been seen (the m-estimate). One hit of one is no certainty.
+        """
+        rate = self.named.get((category, root_cause), NEVER)
+        same_level = [r for (_, cause), r in self.named.items() if (cause is None) == (root_cause is None)]
+        if not rate.of:
+            return NEVER
+        overall = sum(r.hits for r in same_level) / sum(r.of for r in same_level)
+        return Rate((rate.hits + PRIOR * overall) / (rate.of + PRIOR), rate.hits, rate.of)
 
 
 def fit_calibration(verdicts: pd.DataFrame, labels: pd.DataFrame, pair: pd.Series) -> Calibration:

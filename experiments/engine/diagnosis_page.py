@@ -20,12 +20,12 @@ MEANING = {
 }
 TERMINAL_INVARIANTS = 3
 READING = (
-    "Percentages are what a verdict was worth on unseen (model, task) pairs: at Level 1 the chance that a verdict with "
-    "this score is right, and how many of the runs judged most alike were faulty; at Levels 2 and 3 how often runs "
-    "that the technique put there belonged there. A guess in [brackets] is what it would say, had it called the run "
-    "faulty. "
-    "They hold where {:.0f} % of the runs are faulty, as in the bench, whose rows are means over five seeds; among "
-    "runs of which fewer are faulty, alarms are false more often."
+    "Percentages are what a verdict was worth on unseen (model, task) pairs, by single runs of them where the bench "
+    "has some: at Level 1 the chance that a verdict with this score is right, and how many of the runs judged most "
+    "alike were faulty; at Levels 2 and 3 how often runs that the technique put there belonged there, drawn towards "
+    "its average where they were few. A guess in [brackets] is what it would say, had it called the run faulty. "
+    "Percentages hold where {:.0f} % of the runs are faulty, as in the bench; among runs of which fewer are faulty, "
+    "alarms are false more often."
 )
 
 

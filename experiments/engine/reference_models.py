@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import joblib
 from rich.console import Console
@@ -30,9 +31,16 @@ from experiments.engine.source import BenchSource
 from features.bench import Bench, BenchError, log_path, read_parquet, single_path
 from features.files import new_folder
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from experiments.engine.cells import Cell
+
 CACHE = ROOT / ".cache" / "diagnose"
 RESULTS = ROOT / "results" / "tuned"
-_OWN_CODE = tuple(f"experiments/engine/{name}.py" for name in ("calibration", "novelty", "reference_models"))
+_OWN_CODE = tuple(
+    f"experiments/engine/{name}.py" for name in ("calibration", "novelty", "reference_models", "single_verdicts")
+)
 FOLDS = 5
 KEPT = 3
 """So many states of one item are kept: of several benches, or of a bench that grows."""
@@ -100,8 +108,8 @@ def fit_reference(
     console : where progress is shown; None is silent.
     workers : processes for what isn't there yet; one per core if None.
     store : the cache's folder, this program's own; `CACHE` if None.
-    results : a comparison's folder, whose outer-fold verdicts serve for calibration if they are of the same bench.
-        Otherwise they are computed, which takes five fits per technique.
+    results : a comparison's folder, whose outer-fold verdicts serve for calibration if they are of the same bench, as
+        do those in `single_runs` beside it. Otherwise they are computed, which takes five fits per technique.
 
     Raises BenchError for an unknown key or a bench that can't be read.
     """
@@ -182,10 +190,25 @@ def _technique(item: Item, store: Path) -> tuple[Technique, Calibration | None] 
 def _calibration(item: Item, bench: Bench, store: Path) -> Calibration | None:
     from experiments.engine.calibration import fit_calibration
 
-    verdicts = stored_verdicts(item.results / (bench.arch or bench.name), item.name, bench)
+    verdicts = _unseen_verdicts(item, bench, store)
     if verdicts is None:
-        verdicts = _outer_verdicts(item, bench, store)
-    return None if verdicts is None else fit_calibration(verdicts, bench.labels, bench.pair)
+        return None
+    return fit_calibration(verdicts, bench.labels.loc[verdicts.index], bench.pair.loc[verdicts.index])
+
+
+def _unseen_verdicts(item: Item, bench: Bench, store: Path) -> pd.DataFrame | None:
+    """Outer-fold verdicts on runs like the one to be diagnosed, which is a single one; None if there can't be any.
+
+    Where rows are means over seeds and single runs lie beside them, those are judged: a mean is easier. A log is that
+    of a single run anyway.
+    """
+    from experiments.engine.single_verdicts import stored_single_verdicts
+
+    if technique(item.name).needs == "vector" and single_path(item.source.file).exists():
+        stored = stored_single_verdicts(item.results.parent / "single_runs", item.name, bench)
+        return _single_verdicts(item, bench) if stored is None else stored
+    stored = stored_verdicts(item.results / (bench.arch or bench.name), item.name, bench)
+    return _outer_verdicts(item, bench, store) if stored is None else stored
 
 
 def stored_verdicts(folder: Path, key: str, bench: Bench):
@@ -204,18 +227,34 @@ def stored_verdicts(folder: Path, key: str, bench: Bench):
     return verdicts.loc[bench.runs] if verdicts is not None and set(bench.runs) == set(verdicts.index) else None
 
 
-def _outer_verdicts(item: Item, bench: Bench, store: Path):
+def _outer_verdicts(item: Item, bench: Bench, store: Path) -> pd.DataFrame | None:
     """The same, computed here; None if the technique can't be fitted on a part of the bench."""
     import pandas as pd
 
-    from experiments.engine.cells import Cell, run_cell
+    from experiments.engine.cells import run_cell
+
+    found = [run_cell(cell, store / "folds").verdicts for cell in _cells(item, bench)]
+    return None if not found or any(f is None for f in found) else pd.concat(found).loc[bench.runs]
+
+
+def _single_verdicts(item: Item, bench: Bench) -> pd.DataFrame | None:
+    """Verdicts on single runs, computed here; None as above."""
+    import pandas as pd
+
+    from experiments.engine.single_verdicts import judge_forms
+
+    try:
+        found = [judge_forms(cell) for cell in _cells(item, bench)]
+    except (ValueError, BenchError):
+        return None
+    return pd.concat(v[v["form"] == "single"] for v in found) if found else None
+
+
+def _cells(item: Item, bench: Bench) -> list[Cell]:
+    from experiments.engine.cells import Cell
 
     folds = min(FOLDS, bench.pair.nunique())
-    if folds < 2:
-        return None
-    cells = [Cell(item.source, item.name, fold, folds, seed=item.seed) for fold in range(folds)]
-    found = [run_cell(cell, store / "folds").verdicts for cell in cells]
-    return None if any(f is None for f in found) else pd.concat(found).loc[bench.runs]
+    return [Cell(item.source, item.name, fold, folds, seed=item.seed) for fold in range(folds)] if folds > 1 else []
 
 
 def _read(folder: Path) -> object:

@@ -93,8 +93,11 @@ def test_a_category_is_worth_its_hit_rate_false_alarms_included():
     named = np.array(["ffn", "ffn", "ffn", "qkv", "ffn", "ffn"], dtype=object)
     made = fit_calibration(*tables(said.astype(float), said, faulty, category, named))
     assert (made.hit("ffn").hits, made.hit("ffn").of) == (2, 4)
-    assert made.hit("qkv").value == 1.0
+    # Of all five names three were right, which counts as five more runs.
+    assert made.hit("ffn").value == pytest.approx((2 + 3) / (4 + 5))
+    assert made.hit("qkv").value == pytest.approx((1 + 3) / (1 + 5))
     assert made.hit("output").of == 0
+    assert np.isnan(made.hit("output").value)
 
 
 @pytest.mark.parametrize("method", METHODS)

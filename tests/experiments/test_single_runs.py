@@ -8,6 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.engine.novelty import fit_novelty
+from experiments.engine.reference_models import fit_reference
+from experiments.engine.single_verdicts import stored_single_verdicts
+from experiments.engine.source import BenchSource
 from experiments.single_runs import app
 from features.bench import single_path
 
@@ -62,3 +65,20 @@ def test_novelty_is_measured_on_single_runs_where_there_are_some(place):
     assert by_single.typical > by_mean.typical
     one = replace(bench.take([9]), X=singles.iloc[[3]])
     assert by_mean.judge(one).percentile >= by_single.judge(one).percentile
+
+
+def test_a_verdict_on_one_run_is_worth_what_it_was_on_single_runs(place, tmp_path):
+    """Calibration counts verdicts on single runs, kept by the command or computed alike where they aren't."""
+    source = BenchSource(str(place[0]), arch="encoder")
+    bench = source.load()
+    done, folder = run(place, "knn", "autotrainer-vector")
+    assert done.exit_code == 0, done.output
+    kept = stored_single_verdicts(folder, "knn", bench)
+    assert kept is not None and set(kept.index) == set(bench.runs[::3])
+    assert stored_single_verdicts(folder, "forest", bench) is None, "it wasn't run"
+    other = replace(bench, X=bench.X + 1)
+    assert stored_single_verdicts(folder, "knn", other) is None, "of another bench"
+    made = fit_reference(source, ["knn"], store=tmp_path / "a", results=folder.parent / "tuned").calibrations["knn"]
+    assert sorted(made.score) == sorted(kept["score"])
+    computed = fit_reference(source, ["knn"], store=tmp_path / "b", results=tmp_path / "none").calibrations["knn"]
+    assert len(computed.score) == len(bench.runs[::3])
