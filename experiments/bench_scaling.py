@@ -45,14 +45,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     arch: Arch = Arch.encoder,
     technique: Annotated[list[str] | None, typer.Option(help="Registry key; default: all that read vectors.")] = None,
-    rows: Annotated[list[int] | None, typer.Option(help="Training rows; default: ×1, ×4, 5,556, 50,000.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(help="Training rows; default: ×1, ×4, ×16, 5,556, 50,000.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds by the clock after which a measurement is given up.")] = 600,
     results: Path = Path("results/scaling"),
 ) -> None:
     """Measure and print seconds to fit, milliseconds to judge a run, and peak memory."""
     console = terminal()
     bench = BenchSource(arch=arch.value).load()
-    sizes = sorted(rows or {len(bench), 4 * len(bench), *PUBLISHED})
+    sizes = sorted(rows or {*(times * len(bench) for times in (1, 4, 16)), *PUBLISHED})
     keys = registered(technique, needs="vector")
     record = manifest([bench], [data_fingerprint(bench)], rows=sizes, limit=limit, techniques=keys)
     found = []
