@@ -20,18 +20,11 @@ from threadpoolctl import threadpool_limits
 
 from baselines.technique import Technique, technique
 from experiments.engine.protocol import Fold, Split, outer_folds
-from experiments.engine.revision import digest_of, source_revision
+from experiments.engine.revision import code_revision, digest_of
 from experiments.engine.source import BenchSource, data_fingerprint
 from experiments.engine.tuning import Tuned, Tuning, tune
 from features.bench import Bench
 from features.files import new_folder
-
-_CODE = (
-    "baselines/**/*.py",
-    "features/*.py",
-    *(f"experiments/engine/{name}.py" for name in ("cells", "protocol", "scoring", "source", "tuning")),
-)
-"""What can change a verdict: techniques, what they read, splits, and the objective and search of tuning."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +115,6 @@ def read_cell(cell: Cell, folder: Path) -> CellResult:
     told = folder / "history.csv"
     history = pd.read_csv(told) if told.exists() else None
     return CellResult(cell, pd.read_parquet(folder / "verdicts.parquet"), tuned, cost, history=history)
-
-
-def code_revision() -> str:
-    """Hash of the sources that decide verdicts."""
-    return source_revision(_CODE)
 
 
 def _judge(cell: Cell, bench: Bench, fold: Fold) -> CellResult:

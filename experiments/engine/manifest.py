@@ -10,8 +10,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from experiments.engine.cells import code_revision
-from experiments.engine.revision import ROOT
+from experiments.engine.revision import ROOT, code_revision
 from features.bench import Bench
 from features.files import write_text
 

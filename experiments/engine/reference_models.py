@@ -24,9 +24,8 @@ from rich.console import Console
 
 from baselines.technique import REGISTRY, Technique, technique
 from experiments.engine.calibration import Calibration
-from experiments.engine.cells import code_revision
 from experiments.engine.novelty import Novelty
-from experiments.engine.revision import ROOT, digest_of, source_revision
+from experiments.engine.revision import ROOT, code_revision, digest_of, source_revision
 from experiments.engine.source import BenchSource
 from features.bench import Bench, BenchError, log_path, read_parquet, single_path
 from features.files import new_folder

@@ -8,6 +8,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_CODE = (
+    "baselines/**/*.py",
+    "features/*.py",
+    *(f"experiments/engine/{name}.py" for name in ("cells", "protocol", "scoring", "source", "tuning")),
+)
+"""What can change a verdict: techniques, what they read, splits, and the objective and search of tuning."""
 
 
 @cache
@@ -17,6 +23,11 @@ def source_revision(patterns: tuple[str, ...]) -> str:
     for path in sorted({p for pattern in patterns for p in ROOT.glob(pattern)}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def code_revision() -> str:
+    """Hash of the sources that decide verdicts."""
+    return source_revision(_CODE)
 
 
 def digest_of(value) -> str:

@@ -1,16 +1,18 @@
 """Measure a live training run: `Recorder` for a loop of one's own, `MeasureCallback` for `transformers.Trainer`."""
 
-from features.measure.discover import UnsupportedModel
-from features.measure.recorder import Recorder
-from features.measure.report import Report
+from importlib import import_module
 
-__all__ = ["MeasureCallback", "Recorder", "Report", "UnsupportedModel"]
+_HOME = {
+    "MeasureCallback": "features.measure.callback",
+    "Recorder": "features.measure.recorder",
+    "Report": "features.measure.report",
+    "UnsupportedModel": "features.measure.discover",
+}
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str):
-    # The callback needs transformers; a loop of one's own does not.
-    if name == "MeasureCallback":
-        from features.measure.callback import MeasureCallback
-
-        return MeasureCallback
+    # Who reads what was measured needs no torch, and who has a loop of one's own no transformers.
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -70,7 +70,7 @@ def test_the_record_is_that_of_outer_folds(place, reference):
         NearestNeighbours().fit(bench.take(f.train)).predict(bench.take(f.test)).table for f in outer_folds(bench, 4)
     ]
     table = pd.concat(parts).loc[bench.runs]
-    np.testing.assert_allclose(reference.calibrations["knn"].score, table["score"])
+    np.testing.assert_allclose(reference.calibrations["knn"].values, table["score"])
 
 
 def test_techniques_that_read_a_log_are_said_not_to_have_run(found):
@@ -234,6 +234,20 @@ def test_the_command_prints_and_writes(place, reference, run_command, tmp_path):
     assert "What to try first" in done.stdout
     assert html.read_text().startswith("<!doctype html>")
     assert json.loads(data.read_text())["run"] == "mine"
+
+
+def test_several_runs_are_diagnosed_in_one_call(place, reference, run_command, tmp_path):
+    other = place["folder"] / "other"
+    other.mkdir(exist_ok=True)
+    (place["bench"].X.iloc[[0]] + 0.01).rename({place["bench"].runs[0]: "my/other"}).to_parquet(other / "run.parquet")
+    done = run_command(place["run"], other, "--bench", place["path"], "--technique", "knn", "--json", tmp_path / "data")
+    assert done.exit_code == 0, done.output
+    told = {p.name: json.loads(p.read_text())["run"] for p in (tmp_path / "data").iterdir()}
+    assert told == {"0-mine.json": "mine", "1-my-other.json": "my/other"}
+    assert done.stdout.count("techniques call it faulty") == 2
+    alone = run_command(place["run"], "--bench", place["path"], "--technique", "knn", "--json", tmp_path / "alone.json")
+    assert alone.exit_code == 0
+    assert (tmp_path / "alone.json").read_text() == (tmp_path / "data" / "0-mine.json").read_text()
 
 
 @pytest.mark.parametrize(

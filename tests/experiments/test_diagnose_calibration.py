@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.calibration import calibration_curve
+from sklearn.neighbors import KNeighborsRegressor
 
 from experiments.engine.calibration import (
     ALIKE,
@@ -43,31 +44,38 @@ def test_recovers_known_probabilities(known):
     score, truth, faulty = known
     made = fit_calibration(*tables(score, score > 0.5, faulty))
     found = np.array([made.probability(s, s > 0.5).value for s in score[:200]])
-    assert np.abs(found - truth[:200]).max() < 0.06
-    assert made.error < 0.03
+    noise = np.sqrt(truth * (1 - truth) / ALIKE)[:200]
+    assert np.abs(found - truth[:200]).mean() < noise.mean(), "no further off than 25 draws are"
+    assert np.abs((found - truth[:200]).mean()) < 0.02
+    assert made.error < 0.06
 
 
-def test_counts_the_runs_judged_most_alike(known):
+def test_is_the_share_among_the_runs_judged_most_alike(known):
+    """Against scikit-learn's neighbours."""
     score, _, faulty = known
     made = fit_calibration(*tables(score, score > 0.5, faulty))
-    rate = made.probability(0.7, True)
-    nearest = np.argsort(np.abs(score - 0.7))[:ALIKE]
-    assert (rate.hits, rate.of) == (int(faulty[nearest].sum()), ALIKE)
+    neighbours = KNeighborsRegressor(ALIKE).fit(score[:, None], faulty)
+    asked = np.linspace(-0.9, 1.9, 15)
+    hits = ALIKE * neighbours.predict(asked[:, None])
+    for s, expected in zip(asked, hits, strict=True):
+        rate = made.probability(s, True)
+        assert (rate.hits, rate.of) == (round(expected), ALIKE)
+        assert rate.value == pytest.approx((rate.hits + 2 * faulty.mean()) / (ALIKE + 2))
+
+
+def test_a_score_beyond_all_seen_is_worth_no_more_than_the_last_were(known):
+    score, _, faulty = known
+    made = fit_calibration(*tables(score, score > 0.5, faulty))
+    assert made.probability(9.0, True) == made.probability(score.max(), True)
+    assert made.probability(-9.0, False) == made.probability(score.min(), False)
+    assert made.probability(9.0, True).value < 1, "25 runs are no certainty"
 
 
 def test_a_score_that_says_nothing_gives_the_share_of_faulty_runs():
     rng = np.random.default_rng(1)
     faulty = rng.random(2000) < 0.3
     made = fit_calibration(*tables(rng.random(2000), faulty, faulty))
-    assert made.probability(0.9, True).value == pytest.approx(0.3, abs=0.05)
-
-
-def test_probability_never_falls_with_the_score():
-    rng = np.random.default_rng(2)
-    score = rng.random(500)
-    made = fit_calibration(*tables(score, score > 0.5, rng.random(500) > score))
-    found = [made.probability(s, True).value for s in np.linspace(0, 1, 11)]
-    assert np.all(np.diff(found) >= 0)
+    assert np.mean([made.probability(s, True).value for s in rng.random(300)]) == pytest.approx(0.3, abs=0.03)
 
 
 def test_a_verdict_of_rules_is_worth_its_outer_fold_rate():
@@ -75,7 +83,8 @@ def test_a_verdict_of_rules_is_worth_its_outer_fold_rate():
     faulty = np.array([True, True, True, False] + [True, True] + [False] * 4)
     made = fit_calibration(*tables(said.astype(float), said, faulty))
     fired, silent = made.probability(1.0, True), made.probability(0.0, False)
-    assert (fired.value, fired.hits, fired.of) == (0.75, 3, 4)
+    assert (fired.hits, fired.of) == (3, 4)
+    assert fired.value == pytest.approx((3 + 2 * 0.5) / (4 + 2)), "drawn towards the 5 of 10 that are faulty"
     assert (silent.hits, silent.of) == (2, 6)
 
 
@@ -123,13 +132,13 @@ def test_calibration_error_agrees_with_scikit_learns_bins():
     assert expected_calibration_error(p, y) == pytest.approx(np.sum(weight * np.abs(share - mean)))
 
 
-def test_isotonic_and_sigmoid_are_compared_on_ranking_scores_only(known):
+def test_methods_are_compared_on_ranking_scores_only(known):
     score, _, faulty = known
     verdicts, labels, pair = tables(score, score > 0.5, faulty)
     rules = verdicts.assign(score=verdicts["faulty"].astype(float))
     found = compare_methods({"curve": verdicts, "rules": rules}, labels, pair)
     assert set(found["technique"]) == {"curve"}
-    assert found.set_index("method")["error"].between(0, 0.05).all()
+    assert found.set_index("method")["error"].between(0, 0.06).all()
 
 
 def test_tables_of_other_runs_are_refused():

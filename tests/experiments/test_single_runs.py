@@ -79,6 +79,6 @@ def test_a_verdict_on_one_run_is_worth_what_it_was_on_single_runs(place, tmp_pat
     other = replace(bench, X=bench.X + 1)
     assert stored_single_verdicts(folder, "knn", other) is None, "of another bench"
     made = fit_reference(source, ["knn"], store=tmp_path / "a", results=folder.parent / "tuned").calibrations["knn"]
-    assert sorted(made.score) == sorted(kept["score"])
+    assert sorted(made.values) == sorted(kept["score"])
     computed = fit_reference(source, ["knn"], store=tmp_path / "b", results=tmp_path / "none").calibrations["knn"]
-    assert len(computed.score) == len(bench.runs[::3])
+    assert len(computed.values) == len(bench.runs[::3])
