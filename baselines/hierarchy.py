@@ -68,7 +68,8 @@ class FlatModel:
 
     def predict(self, X: pd.DataFrame) -> Verdicts:
         """Score = 1 − P(correct); the verdict is the most probable class, the guess the most probable fault."""
-        probabilities = pd.DataFrame(self.classifier.predict_proba(X), index=X.index, columns=self.classifier.classes_)
+        probabilities = self.classifier.predict_proba(X.to_numpy())
+        probabilities = pd.DataFrame(probabilities, index=X.index, columns=self.classifier.classes_)
         healthy = probabilities.get(CORRECT, pd.Series(0.0, index=X.index))
         faults = probabilities.drop(columns=CORRECT, errors="ignore")
         category, root_cause = _split(faults.idxmax(axis=1))
@@ -85,15 +86,16 @@ class HierarchicalModel:
 
     def predict(self, X: pd.DataFrame) -> Verdicts:
         """Score = P(faulty), faulty from 0.5 on."""
-        score = self.detector.predict_proba(X)[:, list(self.detector.classes_).index(True)]
+        values = X.to_numpy()
+        score = self.detector.predict_proba(values)[:, list(self.detector.classes_).index(True)]
         if self.categoriser is None:
             return Verdicts.build(X.index, score, score >= 0.5)
-        category = pd.Series(self.categoriser.predict(X), index=X.index, dtype=object)
-        root_cause = pd.Series(None, index=X.index, dtype=object)
+        category = np.asarray(self.categoriser.predict(values), dtype=object)
+        root_cause = np.full(len(X), None, dtype=object)
         for name, diagnoser in self.diagnosers.items():
             rows = category == name
             if rows.any():
-                root_cause[rows] = diagnoser.predict(X[rows])
+                root_cause[rows] = diagnoser.predict(values[rows])
         return Verdicts.build(X.index, score, score >= 0.5, category, root_cause)
 
 
@@ -104,7 +106,7 @@ def fit_flat(
 
     `groups` (of the runs of X) goes to classifiers whose `fit` takes it as a third argument.
     """
-    return FlatModel(_fitted(make, X, _joined(labels), groups))
+    return FlatModel(_fitted(make, X.to_numpy(), _joined(labels), groups))
 
 
 def fit_hierarchical(
@@ -117,20 +119,27 @@ def fit_hierarchical(
     faulty = labels["faulty"].to_numpy(bool)
     if faulty.all() or not faulty.any():
         raise ValueError("the training rows are all of one Level-1 class; use fewer folds or a larger bench")
-    detector = _fitted(make, X, faulty, groups)
-    known = faulty & labels["category"].notna().to_numpy()
+    # Classifiers get arrays: scikit-learn checks a table column by column, of which there are thousands.
+    values = X.to_numpy()
+    detector = _fitted(make, values, faulty, groups)
+    category, cause = labels["category"], labels["root_cause"]
+    known = faulty & category.notna().to_numpy()
     if not known.any():
         return HierarchicalModel(detector, None, {})
-    categoriser = _fitted(make, X[known], labels.loc[known, "category"].to_numpy(str), groups)
-    diagnosers = {
-        category: _fitted(make, X.loc[rows.index], rows["root_cause"].to_numpy(str), groups)
-        for category, rows in labels[known & labels["root_cause"].notna().to_numpy()].groupby("category", sort=True)
-    }
+    categoriser = _fitted(make, values[known], category[known].to_numpy(str), groups, known)
+    diagnosers = {}
+    for name in sorted(category[known].unique()):
+        rows = known & (category == name).to_numpy() & cause.notna().to_numpy()
+        if rows.any():
+            diagnosers[name] = _fitted(make, values[rows], cause[rows].to_numpy(str), groups, rows)
     return HierarchicalModel(detector, categoriser, diagnosers)
 
 
-def _fitted(make: Callable[[], BaseEstimator], X: pd.DataFrame, y: np.ndarray, groups: pd.Series | None):
-    return make().fit(X, y) if groups is None else make().fit(X, y, groups.loc[X.index])
+def _fitted(
+    make: Callable[[], BaseEstimator], X: np.ndarray, y: np.ndarray, groups: pd.Series | None, rows=slice(None)
+):
+    """A classifier fitted to X and y, which are these rows of what `groups` spans."""
+    return make().fit(X, y) if groups is None else make().fit(X, y, groups[rows])
 
 
 def _joined(labels: pd.DataFrame) -> np.ndarray:

@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from baselines.hierarchy import EncodedClassifier, fit_hierarchical
 from baselines.technique import Technique, Verdicts
 from features.bench import Bench
-from features.preparation import Preparation, finite
+from features.preparation import finite, prepared
 
 
 class StratifiedDummy(Technique):
@@ -54,8 +54,8 @@ class _Textbook(Technique):
 
     def fit(self, bench: Bench) -> _Textbook:
         """Fit the preparation and the three levels on the runs of `bench`."""
-        self.preparation_ = Preparation().fit(bench.X, bench.faulty)
-        self.model_ = fit_hierarchical(self.make_classifier, self.preparation_.transform(bench.X), bench.labels)
+        self.preparation_, X = prepared(bench)
+        self.model_ = fit_hierarchical(self.make_classifier, X, bench.labels)
         return self
 
     def predict(self, bench: Bench) -> Verdicts:

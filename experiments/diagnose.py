@@ -43,7 +43,8 @@ def diagnose(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes on first use; default: one per core.")] = None,
 ) -> None:
     """Diagnose one run or several, print and write."""
-    started = time.perf_counter()
+    # Imports took processor time and nothing else; they are part of what a call costs.
+    started = time.perf_counter() - time.process_time()
     keys = registered(technique) if technique else None
     # Imported after the options are known to be right: they bring scikit-learn and pandas along.
     from experiments.engine.diagnosis import diagnose as diagnosis_of

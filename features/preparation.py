@@ -19,6 +19,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -265,6 +266,21 @@ class Preparation(_ColumnTransformer):
             values = step.transform(values)
         prepared[:, self.kept_] = values
         return prepared
+
+
+def prepared(bench: Bench) -> tuple[Preparation, pd.DataFrame]:
+    """`Preparation()` fitted on the runs of `bench`, and those runs prepared (run × column kept).
+
+    Kept for as long as this very bench object lives, because several techniques learn from one training part: treat
+    both as read-only.
+    """
+    if bench not in _PREPARED:
+        fitted = Preparation().fit(bench.X, bench.faulty)
+        _PREPARED[bench] = fitted, fitted.transform(bench.X)
+    return _PREPARED[bench]
+
+
+_PREPARED: WeakKeyDictionary[Bench, tuple[Preparation, pd.DataFrame]] = WeakKeyDictionary()
 
 
 def paired_path(path: Path | str) -> Path:

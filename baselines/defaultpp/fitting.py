@@ -24,7 +24,7 @@ from baselines.defaultpp.prototypes import class_means
 from baselines.defaultpp.training import Plan, Rows, replay, train
 from features.bench import Bench
 from features.fpg import group_adjacency, random_edges, rewired_edges
-from features.preparation import Preparation
+from features.preparation import prepared
 from features.routing import route
 from features.schema import groups
 from features.taxonomy import Architecture
@@ -49,9 +49,8 @@ class Fitted:
 
 def fit_diagnoser(bench: Bench, choices: DefaultPlusPlus, device: torch.device) -> Fitted:
     """Train on all runs of `bench`. The global random state is left as it was."""
-    preparation = Preparation().fit(bench.X, bench.faulty)
-    prepared = preparation.transform(bench.X)
-    columns, widths = lay_out(prepared.columns, bench.arch, choices.grouping, choices.graph_seed)
+    preparation, X = prepared(bench)
+    columns, widths = lay_out(X.columns, bench.arch, choices.grouping, choices.graph_seed)
     space = LabelSpace.of(bench.labels)
     codes = space.encode(bench.labels)
     layout = Layout(
@@ -66,7 +65,7 @@ def fit_diagnoser(bench: Bench, choices: DefaultPlusPlus, device: torch.device) 
     )
     adjacency = adjacency_of(bench.arch, tuple(widths), choices.graph, choices.graph_seed)
     targets = Targets(*(torch.from_numpy(c).to(device) for c in (codes.faulty, codes.category, codes.classes)))
-    x = torch.tensor(prepared.loc[:, columns].to_numpy(dtype=np.float32), device=device)
+    x = torch.tensor(X.loc[:, columns].to_numpy(dtype=np.float32), device=device)
     rows = Rows(x, targets)
     splits, notes = inner_splits(bench, choices.seed)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -86,7 +85,7 @@ def fit_diagnoser(bench: Bench, choices: DefaultPlusPlus, device: torch.device) 
         parameters={k: v for k, v in choices.get_params().items() if k not in ("source", "weights", "coverage_floor")},
         versions={name: version(name) for name in VERSIONED},
     )
-    dropped = prepared.columns.difference(columns)
+    dropped = X.columns.difference(columns)
     if len(dropped):
         notes = (*notes, f"{len(dropped)} columns without a feature group were left out, {dropped[0]!r} among them")
     return Fitted(

@@ -12,7 +12,7 @@ import resource
 import time
 import warnings
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pandas as pd
@@ -93,12 +93,10 @@ def run_cell(cell: Cell, store: Path) -> CellResult:
     folder = cell.folder(store)
     if folder.exists():
         return read_cell(cell, folder)
-    bench = cell.source.load()
-    fold = cell.outer_fold()
     try:
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")
-            result = _judge(cell, bench, fold)
+            result = _judge(cell, *_parts(cell.source, cell.outer_fold()))
     except Exception as error:  # one broken technique must not cost the others their results
         return CellResult(cell, None, None, {}, f"{type(error).__name__}: {error}")
     _keep(folder, result)
@@ -117,12 +115,11 @@ def read_cell(cell: Cell, folder: Path) -> CellResult:
     return CellResult(cell, pd.read_parquet(folder / "verdicts.parquet"), tuned, cost, history=history)
 
 
-def _judge(cell: Cell, bench: Bench, fold: Fold) -> CellResult:
-    train, test = bench.take(fold.train), bench.take(fold.test)
+def _judge(cell: Cell, train: Bench, test: Bench) -> CellResult:
     started = time.perf_counter()
     estimator, found = cell.estimator(), None
     if cell.tuning is not None:
-        found = tune(cell.technique, estimator, train, cell.tuning, label=f"{bench.arch} fold {cell.fold}")
+        found = tune(cell.technique, estimator, train, cell.tuning, label=f"{train.arch} fold {cell.fold}")
         estimator.set_params(**found.parameters)
     tuned = time.perf_counter()
     estimator.fit(train)
@@ -161,3 +158,10 @@ def _folds(source: BenchSource, n_folds: int, split: Split, seed: int) -> list[F
 @cache
 def _fingerprint(source: BenchSource) -> str:
     return data_fingerprint(source.load())
+
+
+@lru_cache(maxsize=2)
+def _parts(source: BenchSource, fold: Fold) -> tuple[Bench, Bench]:
+    """Training and test rows: the same objects for every technique, so that what one prepared serves the next."""
+    bench = source.load()
+    return bench.take(fold.train), bench.take(fold.test)

@@ -21,17 +21,19 @@ def run_cells(
 ) -> list[CellResult]:
     """Run the cells that the store doesn't hold, and give the results of all in the order of `cells`.
 
-    Cells of one fold are neighbours, so that a worker's cached bench serves several of them.
+    Cells of one fold are neighbours, so that a worker's cached rows serve several of them. They are run from last to
+    first: rules, which take no time, stand first, and no worker is left with a long fit at the end.
     """
     store.mkdir(parents=True, exist_ok=True)
     kept = {cell for cell in cells if cell.folder(store).exists()}
     results = {cell: run_cell(cell, store) for cell in kept}
     work = partial(run_cell, store=store)
+    missing = [cell for cell in reversed(cells) if cell not in kept]
     with progress_of(console) as progress, cluster(scheduler) as client:
         task = progress.add_task("", total=len(cells), completed=len(kept))
         if client is not None:
             workers = sum(client.nthreads().values())
-        for result in side_by_side(work, [c for c in cells if c not in kept], workers, client is not None):
+        for result in side_by_side(work, missing, workers, client is not None):
             results[result.cell] = result
             progress.update(task, advance=1, description=f"{result.cell.technique}, fold {result.cell.fold}")
     return [results[cell] for cell in cells]

@@ -44,8 +44,9 @@ def outer_folds(bench: Bench, n_folds: int = 5, split: Split = "grouped", seed: 
         splitter = StratifiedGroupKFold(n_folds, shuffle=True, random_state=seed)
         parts = splitter.split(bench.X, bench.faulty, groups=identical_rows(bench.X))
     folds = [Fold(i, bench.runs[train], bench.runs[test]) for i, (train, test) in enumerate(parts)]
+    codes = pd.Series(identical_rows(bench.X), index=bench.runs)
     for fold in folds:
-        refuse_leak(bench, fold)
+        refuse_leak(fold, codes)
     return folds
 
 
@@ -74,12 +75,14 @@ def identical_rows(X: pd.DataFrame) -> np.ndarray:
     return codes
 
 
-def refuse_leak(bench: Bench, fold: Fold) -> None:
-    """Raise BenchError if a run of the training part, by id or by its measurements, is in the test part too."""
+def refuse_leak(fold: Fold, codes: pd.Series) -> None:
+    """Raise BenchError if a run of the training part, by id or by its measurements, is in the test part too.
+
+    `codes` is `identical_rows` of the bench, by run.
+    """
     shared = fold.train.intersection(fold.test)
     if len(shared):
         raise BenchError(f"fold {fold.number} leaks: run {shared[0]!r} is in training and in test")
-    codes = pd.Series(identical_rows(bench.X), index=bench.runs)
     train, test = codes.loc[fold.train], codes.loc[fold.test]
     copies = test[test.isin(set(train))]
     if len(copies):

@@ -45,7 +45,8 @@ def test_random_split_keeps_copies_on_one_side(toy_bench):
 
 def test_a_run_on_both_sides_is_refused(toy_bench):
     with pytest.raises(BenchError, match="is in training and in test"):
-        refuse_leak(toy_bench, Fold(0, toy_bench.runs, toy_bench.runs[:1]))
+        codes = pd.Series(identical_rows(toy_bench.X), index=toy_bench.runs)
+        refuse_leak(Fold(0, toy_bench.runs, toy_bench.runs[:1]), codes)
 
 
 def test_rows_without_any_value_are_nobodys_copies():
