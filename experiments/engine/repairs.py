@@ -68,10 +68,11 @@ def _places(called: pd.DataFrame) -> list[tuple[str, str, str]]:
     of = named["tool"].nunique()
     rows = []
     for category, count in votes.items():
-        names = named.loc[named["category"] == category, "tool"].unique()
-        rows.append(
-            (category, f"named by {count} of {of} tools: {', '.join(names)}", f"Look at {COMPONENTS[category]}.")
-        )
+        own = named[named["category"] == category]
+        because = f"named by {count} of {of} tools: {', '.join(own['tool'].unique())}"
+        if (worth := own["probability"].max()) < 0.5:
+            because += f"; a weak lead, such alarms are right in {100 * worth:.0f} %"
+        rows.append((category, because, f"Look at {COMPONENTS[category]}."))
     return rows
 
 

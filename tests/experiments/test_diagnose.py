@@ -216,6 +216,20 @@ def test_places_come_by_the_tools_that_name_them_then_repairs_by_their_record():
     assert len(steps) == 5
 
 
+def test_a_lead_from_alarms_more_often_false_than_true_is_called_weak():
+    rows = [
+        _row("DEFault++", "DEFault++", category="qkv", probability=0.3),
+        _row("DEFault++ −FPG", "DEFault++", category="qkv", probability=0.4),
+        _row("Random forest", "Random", category="ffn", probability=0.2),
+        _row("k-NN", "k-NN", category="ffn", probability=0.5),
+        _row("DEFault", "DEFault", category="kernel", probability=float("nan")),
+    ]
+    because = first_steps(pd.DataFrame(rows)).set_index("lead")["because"]
+    assert because["qkv"].endswith("; a weak lead, such alarms are right in 40 %"), "by the surest of them"
+    assert "weak" not in because["ffn"]
+    assert "weak" not in because["kernel"], "nothing is known of it"
+
+
 @pytest.fixture
 def run_command(place, monkeypatch):
     monkeypatch.setattr(reference_models, "CACHE", place["folder"] / "cache")
