@@ -21,7 +21,7 @@ from experiments.engine import leaderboard as board_of
 from experiments.engine.cells import Cell
 from experiments.engine.command import Arch, one_line_errors, registered, sources, terminal
 from experiments.engine.leaderboard import Judged
-from experiments.engine.manifest import keep, manifest
+from experiments.engine.manifest import SCRATCH, keep, manifest
 from experiments.engine.parallel import run_cells
 from experiments.engine.protocol import outer_folds
 from experiments.engine.significance import (
@@ -62,7 +62,7 @@ def compare(
     timeout: Annotated[float | None, typer.Option(help="Seconds per study.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
     results: Annotated[Path, typer.Option(help="Folder for tables and verdicts.")] = Path("results"),
-    name: Annotated[str, typer.Option(help="Name of this comparison, in MLflow and on disk.")] = "comparison",
+    name: Annotated[str, typer.Option(help="Name of this comparison, in MLflow and on disk.")] = SCRATCH,
     mlflow: Annotated[bool, typer.Option(help="Log to MLflow.")] = True,
 ) -> None:
     """Compare techniques and print, write and log the leaderboard."""

@@ -17,6 +17,10 @@ from features.files import write_text
 PACKAGES = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "torch", "optuna", "shap", "mlflow")
 
 
+SCRATCH = "comparison"
+"""The folder that compare.py writes unless told a name. Git leaves it out, and so does the record of all results."""
+
+
 def git_revision() -> str:
     """The checked-out commit, with "+changes" if the tree differs from it; "unknown" outside a checkout."""
     try:
@@ -46,10 +50,13 @@ def manifest(benches: list[Bench], fingerprints: list[str], **settings) -> dict:
 
 
 def keep(record: dict, path: Path, root: Path) -> None:
-    """Write a manifest as `path`, and all manifests below `root`, by their path there, as `root/manifest.json`."""
+    """Write a manifest as `path`, and all manifests below `root`, by their path there, as `root/manifest.json`.
+
+    Folders that git doesn't keep (`SCRATCH`, and hidden ones) don't count.
+    """
     write_text(path, _dumps(record))
     names = sorted(p.relative_to(root) for p in root.rglob("*.json") if p.parent != root)
-    visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    visible = [n for n in names if n.parts[0] != SCRATCH and not any(part.startswith(".") for part in n.parts)]
     records = {str(name): json.loads((root / name).read_text()) for name in visible}
     write_text(root / "manifest.json", _dumps({name: r for name, r in records.items() if "benches" in r}))
 

@@ -11,7 +11,12 @@ def test_root_lists_every_result(tmp_path, toy_bench):
     keep(record | {"git": "other"}, tmp_path / "rules" / "toy.json", tmp_path)
     (tmp_path / "rules" / "noise.json").write_text("{}")
     keep(record, tmp_path / "one" / "encoder" / "manifest.json", tmp_path)
-    root = json.loads((tmp_path / "manifest.json").read_text())
+    before = (tmp_path / "manifest.json").read_bytes()
+    keep(record, tmp_path / "comparison" / "encoder" / "manifest.json", tmp_path)
+    assert (tmp_path / "manifest.json").read_bytes() == before, (
+        "a comparison that git doesn't keep changes no kept file"
+    )
+    root = json.loads(before)
     assert list(root) == ["one/encoder/manifest.json", "rules/toy.json"]
     assert root["rules/toy.json"]["git"] == "other"
     found = root["one/encoder/manifest.json"]
