@@ -22,8 +22,8 @@ FEW_SCORES = 10
 """With so many different scores or fewer, a score is a verdict and no ranking."""
 ALIKE = 25
 """So many outer-fold runs of nearest score are counted beside a probability."""
-PRIOR = {"alarm": 2, "class": 5}
-"""How many runs the share over all counts as in that of the runs alike, and of one class (an m-estimate)."""
+ALARM_PRIOR, CLASS_PRIOR = 2, 5
+"""How many runs the share over all counts as in that of the runs alike, and in that of one class (an m-estimate)."""
 METHODS = ("nearest", "sigmoid", "isotonic")
 
 
@@ -67,7 +67,7 @@ class Calibration:
         if not alike.any():
             return NEVER
         hits, of = int(self.faulty[alike].sum()), int(alike.sum())
-        return Rate(_drawn(hits, of, self.prevalence, PRIOR["alarm"]), hits, of)
+        return Rate(_drawn(hits, of, self.prevalence, ALARM_PRIOR), hits, of)
 
     def hit(self, category: str, root_cause: str | None = None) -> Rate:
         """How often a run that this technique called faulty and named so was of that class.
@@ -75,11 +75,11 @@ class Calibration:
         `value` is drawn towards the share of all names of that level that were right: one hit of one is no certainty.
         """
         rate = self.named.get((category, root_cause), NEVER)
-        same_level = [r for (_, cause), r in self.named.items() if (cause is None) == (root_cause is None)]
         if not rate.of:
             return NEVER
+        same_level = [r for (_, cause), r in self.named.items() if (cause is None) == (root_cause is None)]
         overall = sum(r.hits for r in same_level) / sum(r.of for r in same_level)
-        return Rate(_drawn(rate.hits, rate.of, overall, PRIOR["class"]), rate.hits, rate.of)
+        return Rate(_drawn(rate.hits, rate.of, overall, CLASS_PRIOR), rate.hits, rate.of)
 
 
 def fit_calibration(verdicts: pd.DataFrame, labels: pd.DataFrame, pair: pd.Series) -> Calibration:
@@ -158,13 +158,13 @@ def compare_methods(verdicts: dict[str, pd.DataFrame], labels: pd.DataFrame, pai
 def _fitted(score: np.ndarray, faulty: np.ndarray, method: str):
     if method == "counts":
         seen = pd.Series(faulty).groupby(score).agg(["sum", "size"])
-        shares = _drawn(seen["sum"], seen["size"], faulty.mean(), PRIOR["alarm"])
+        shares = _drawn(seen["sum"], seen["size"], faulty.mean(), ALARM_PRIOR)
         return lambda s: shares.reindex(s).to_numpy()
     if method == "nearest":
 
         def share(s: np.ndarray) -> np.ndarray:
             alike = _nearest(np.abs(s[:, None] - score))
-            return _drawn(alike @ faulty.astype(int), alike.sum(axis=1), faulty.mean(), PRIOR["alarm"])
+            return _drawn(alike @ faulty.astype(int), alike.sum(axis=1), faulty.mean(), ALARM_PRIOR)
 
         return share
     if faulty.all() or not faulty.any():

@@ -49,6 +49,10 @@ class Cell:
         """The fold of this cell."""
         return _folds(self.source, self.n_folds, self.split, self.seed)[self.fold]
 
+    def parts(self) -> tuple[Bench, Bench]:
+        """Training and test rows: the same objects for every technique, so that what one prepared serves the next."""
+        return _parts(self.source, self.outer_fold())
+
     def identity(self) -> dict:
         """Everything that decides the verdicts, as JSON."""
         fold = self.outer_fold()
@@ -96,7 +100,7 @@ def run_cell(cell: Cell, store: Path) -> CellResult:
     try:
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")
-            result = _judge(cell, *_parts(cell.source, cell.outer_fold()))
+            result = _judge(cell, *cell.parts())
     except Exception as error:  # one broken technique must not cost the others their results
         return CellResult(cell, None, None, {}, f"{type(error).__name__}: {error}")
     _keep(folder, result)
@@ -162,6 +166,5 @@ def _fingerprint(source: BenchSource) -> str:
 
 @lru_cache(maxsize=2)
 def _parts(source: BenchSource, fold: Fold) -> tuple[Bench, Bench]:
-    """Training and test rows: the same objects for every technique, so that what one prepared serves the next."""
     bench = source.load()
     return bench.take(fold.train), bench.take(fold.test)

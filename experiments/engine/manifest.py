@@ -61,5 +61,13 @@ def keep(record: dict, path: Path, root: Path) -> None:
     write_text(root / "manifest.json", _dumps({name: r for name, r in records.items() if "benches" in r}))
 
 
+def record_of(path: Path, fingerprint: str) -> dict | None:
+    """The manifest at `path`, if there is one and it names this data among what its result was made from."""
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text())
+    return record if fingerprint in {bench["fingerprint"] for bench in record["benches"]} else None
+
+
 def _dumps(value: dict) -> str:
     return json.dumps(value, indent=1, sort_keys=True, default=str) + "\n"

@@ -8,7 +8,6 @@ path from outside, and nothing that another user owns.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -215,13 +214,12 @@ def stored_verdicts(folder: Path, key: str, bench: Bench):
 
     None unless they are of exactly this bench, grouped by pair and untuned.
     """
+    from experiments.engine.manifest import record_of
     from experiments.engine.source import data_fingerprint
 
-    record, path = folder / "manifest.json", folder / "verdicts" / f"{key}.parquet"
-    if not record.exists() or not path.exists():
-        return None
-    held = json.loads(record.read_text())
-    same = held["benches"][0]["fingerprint"] == data_fingerprint(bench) and held["settings"]["split"] == "grouped"
+    record = record_of(folder / "manifest.json", data_fingerprint(bench))
+    path = folder / "verdicts" / f"{key}.parquet"
+    same = record is not None and record["settings"]["split"] == "grouped" and path.exists()
     verdicts = read_parquet(path) if same else None
     return verdicts.loc[bench.runs] if verdicts is not None and set(bench.runs) == set(verdicts.index) else None
 
@@ -244,7 +242,7 @@ def _single_verdicts(item: Item, bench: Bench) -> pd.DataFrame | None:
 
     try:
         found = [judge_forms(cell) for cell in _cells(item, bench)]
-    except (ValueError, BenchError):
+    except ValueError:
         return None
     return pd.concat(v[v["form"] == "single"] for v in found) if found else None
 

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
 _CODE = (
     "baselines/**/*.py",
     "features/*.py",

@@ -6,7 +6,6 @@ the first seed alone. Each is judged by the model of the outer fold that held it
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from experiments.engine.cells import Cell
 from experiments.engine.leaderboard import title_of
+from experiments.engine.manifest import record_of
 from experiments.engine.source import data_fingerprint
 from features.bench import Bench, read_parquet, single_path
 from features.files import replacing
@@ -32,11 +32,9 @@ def judge_forms(cell: Cell) -> pd.DataFrame:
     """Verdicts on the cell's held-out rows that have a single run, by either form, with columns technique and form."""
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
-        means = cell.source.load()
-        singles = read_parquet(single_path(cell.source.file))[list(means.X.columns)]
-        fold = cell.outer_fold()
-        fitted = cell.estimator().fit(means.take(fold.train))
-        held_out = means.take(fold.test)
+        train, held_out = cell.parts()
+        singles = read_parquet(single_path(cell.source.file))[list(train.X.columns)]
+        fitted = cell.estimator().fit(train)
         held_out = held_out.take(held_out.runs.isin(singles.index))
         by_form = {"mean": held_out, "single": replace(held_out, X=singles.loc[held_out.runs])}
         return pd.concat(
@@ -54,11 +52,9 @@ def keep_single_verdicts(verdicts: pd.DataFrame, folder: Path, bench: Bench, key
 
 def stored_single_verdicts(folder: Path, key: str, bench: Bench) -> pd.DataFrame | None:
     """A technique's verdicts as `single_runs.py` left them in `folder`; None unless they are of exactly this bench."""
-    record, path = folder / f"{file_title(bench)}.json", _file(folder, bench, key)
-    if not record.exists() or not path.exists():
-        return None
-    held = json.loads(record.read_text())
-    same = held["benches"][0]["fingerprint"] == data_fingerprint(bench) and key in held["settings"]["techniques"]
+    record = record_of(folder / f"{file_title(bench)}.json", data_fingerprint(bench))
+    path = _file(folder, bench, key)
+    same = record is not None and key in record["settings"]["techniques"] and path.exists()
     return read_parquet(path) if same else None
 
 

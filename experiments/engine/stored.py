@@ -11,6 +11,7 @@ from typing import Literal
 import pandas as pd
 import yaml
 
+from experiments.engine.manifest import record_of
 from experiments.engine.revision import ROOT
 from features.bench import EMBEDDED, BenchError, read_parquet
 from features.taxonomy import ARCHITECTURES
@@ -58,10 +59,7 @@ class Stored:
 
     def same_data(self, arch: str, manifest: Path) -> bool:
         """Whether another result's manifest says that it was made from this comparison's runs of `arch`."""
-        if not manifest.exists():
-            return False
-        theirs = {bench["fingerprint"] for bench in json.loads(manifest.read_text())["benches"]}
-        return self.manifests[arch]["benches"][0]["fingerprint"] in theirs
+        return record_of(manifest, self.manifests[arch]["benches"][0]["fingerprint"]) is not None
 
     def figure(self, arch: str, name: str) -> Path | None:
         """A stored figure, if there is one."""
